@@ -1,0 +1,1 @@
+"""The cost model: the only part of autopar that computes seconds and bytes."""

@@ -1,0 +1,100 @@
+"""Strategies as columns: one numpy array a field, so that thousands are evaluated at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from .spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+SCHEDULES: tuple[PipelineSchedule, ...] = tuple(PipelineSchedule)
+RECOMPUTES: tuple[Recompute, ...] = tuple(Recompute)
+CONTEXT_KINDS: tuple[ContextParallelKind, ...] = tuple(ContextParallelKind)
+
+_CODED = {"pipeline_schedule": SCHEDULES, "recompute": RECOMPUTES, "context_parallel_kind": CONTEXT_KINDS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyColumns:
+    """Columns of :class:`Strategy`, all of one length N.
+
+    Enumerations are stored as their position in ``SCHEDULES``, ``RECOMPUTES`` and ``CONTEXT_KINDS``.
+    ``pipeline_layers`` is left out where every strategy takes the balanced split; otherwise it is one tuple a row.
+    """
+
+    tensor_parallel_size: Ints
+    sequence_parallel: Bools
+    pipeline_parallel_size: Ints
+    virtual_pipeline_stages: Ints
+    pipeline_schedule: Ints
+    context_parallel_size: Ints
+    context_parallel_kind: Ints
+    expert_parallel_size: Ints
+    expert_tensor_parallel_size: Ints
+    data_parallel_size: Ints
+    micro_batch_size: Ints
+    zero_stage: Ints
+    shard_group_size: Ints
+    recompute: Ints
+    num_recompute_layers: Ints
+    pipeline_layers: tuple[tuple[int, ...], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tensor_parallel_size)
+
+    @classmethod
+    def of(cls, strategies: Iterable[Strategy]) -> StrategyColumns:
+        """Columns of ``strategies``, in order."""
+        rows = list(strategies)
+        columns: dict[str, npt.NDArray[np.int64] | npt.NDArray[np.bool_]] = {}
+        for name in COLUMN_NAMES:
+            values = [getattr(row, name) for row in rows]
+            if name in _CODED:
+                values = [_CODED[name].index(value) for value in values]
+            columns[name] = np.array(values, dtype=np.bool_ if name == "sequence_parallel" else np.int64)
+        layers = tuple(row.pipeline_layers for row in rows)
+        return cls(**columns, pipeline_layers=layers if any(layers) else ())  # type: ignore[arg-type]
+
+    def strategy(self, row: int) -> Strategy:
+        """Row ``row`` as a :class:`Strategy`."""
+        values = {
+            name: _CODED[name][int(getattr(self, name)[row])] if name in _CODED else getattr(self, name)[row].item() for name in COLUMN_NAMES
+        }
+        return Strategy(**values, pipeline_layers=self.pipeline_layers[row] if self.pipeline_layers else ())
+
+    def take(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> StrategyColumns:
+        """The rows chosen by a mask, an index array or a slice."""
+        columns = {name: getattr(self, name)[rows] for name in COLUMN_NAMES}
+        layers: tuple[tuple[int, ...], ...] = ()
+        if self.pipeline_layers:
+            layers = tuple(self.pipeline_layers[row] for row in np.arange(len(self))[rows])
+        return StrategyColumns(**columns, pipeline_layers=layers)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[StrategyColumns]) -> StrategyColumns:
+        """The rows of ``parts`` one after the other."""
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMN_NAMES}
+        layers: tuple[tuple[int, ...], ...] = ()
+        if any(part.pipeline_layers for part in parts):
+            layers = tuple(row for part in parts for row in (part.pipeline_layers or ((),) * len(part)))
+        return cls(**columns, pipeline_layers=layers)
+
+    def with_columns(self, **columns: Ints | Bools) -> StrategyColumns:
+        """The same rows with some columns replaced."""
+        return replace(self, **columns)  # type: ignore[arg-type]
+
+    def is_schedule(self, *kinds: PipelineSchedule) -> Bools:
+        return np.isin(self.pipeline_schedule, [SCHEDULES.index(kind) for kind in kinds])
+
+    def is_recompute(self, kind: Recompute) -> Bools:
+        return self.recompute == RECOMPUTES.index(kind)
+
+
+COLUMN_NAMES: tuple[str, ...] = tuple(f.name for f in fields(StrategyColumns) if f.name != "pipeline_layers")

@@ -1,0 +1,1 @@
+"""Frozen value types and their rules. Imports nothing but the standard library."""

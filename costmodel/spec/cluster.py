@@ -1,0 +1,113 @@
+"""The machines: devices, the links between them by tier, and the cluster they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .errors import Fault, raise_if
+
+
+class LinkKind(StrEnum):
+    NVLINK = "nvlink"
+    """NVLink through NVSwitch: every pair at full rate."""
+    NVLINK_MESH = "nvlink_mesh"
+    """NVLink wired GPU to GPU (V100 hybrid mesh, NVLink bridges)."""
+    XGMI = "xgmi"
+    PCIE = "pcie"
+    NETWORK = "network"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """One GPU.
+
+    ``peak_flops`` is dense FLOP/s by type (``bf16``, ``fp16``, ``tf32``, ``fp32``, ``fp8``, ``mxfp8``, ``nvfp4``), never
+    the sparse figure; a type that is absent is not supported. Bandwidths are bytes/s in one direction.
+    """
+
+    id: str
+    name: str
+    architecture: str
+    memory_bytes: int
+    memory_bandwidth: float
+    peak_flops: Mapping[str, float]
+    num_compute_units: int
+    """Streaming multiprocessors or compute units."""
+    l2_cache_bytes: int
+    power_watts: float
+    default_cluster: str
+    """Catalog id of the node this device usually comes in."""
+    sources: Mapping[str, str]
+    """Field name -> where its number is published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTier:
+    """One level of the interconnect.
+
+    ``domain_size`` GPUs reach each other through it (the outermost tier's is the whole cluster: 0).
+    ``bandwidth`` is per GPU, one direction, bytes/s, as the vendor rates it; for a network it is the
+    node's total over its GPUs. ``ports_per_domain`` counts the network adapters of one node, which all
+    groups that cross at the same time share.
+    """
+
+    name: str
+    kind: LinkKind
+    domain_size: int
+    bandwidth: float
+    latency_seconds: float
+    ports_per_domain: int = 0
+    oversubscription: float = 1.0
+    """1: non-blocking; 2: half the rated bandwidth is there when everybody sends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """``num_gpus`` devices in nodes of ``gpus_per_node``, with link tiers from the inside out."""
+
+    id: str
+    device: DeviceSpec
+    gpus_per_node: int
+    num_gpus: int
+    tiers: tuple[LinkTier, ...]
+    sources: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.num_gpus < 1 or self.num_gpus > 10_000_000:
+            faults.append(Fault(field="num_gpus", given=str(self.num_gpus), required="an integer from 1 to 10,000,000"))
+        if self.gpus_per_node < 1:
+            faults.append(Fault(field="gpus_per_node", given=str(self.gpus_per_node), required="at least 1"))
+        if not self.tiers:
+            faults.append(Fault(field="tiers", given="none", required="at least one link tier"))
+        for tier in self.tiers:
+            if not tier.bandwidth > 0 or not tier.latency_seconds >= 0 or not tier.oversubscription >= 1:
+                faults.append(
+                    Fault(field=f"tiers.{tier.name}", given="", required="bandwidth > 0, latency_seconds >= 0 and oversubscription >= 1")
+                )
+        raise_if(faults)
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-self.num_gpus // self.gpus_per_node)
+
+    @property
+    def fast_tier(self) -> LinkTier:
+        """The innermost tier."""
+        return self.tiers[0]
+
+    @property
+    def network_tier(self) -> LinkTier:
+        """The outermost tier; the innermost one again where the cluster is a single domain."""
+        return self.tiers[-1]
+
+    @property
+    def fast_domain_size(self) -> int:
+        """GPUs of one innermost domain, as jobs are placed: the largest size that divides ``num_gpus``.
+
+        An NVL72 rack gives 64 to a job of 256 GPUs, since groups are powers of two.
+        """
+        limit = min(self.tiers[0].domain_size or self.num_gpus, self.num_gpus)
+        return next(size for size in range(limit, 0, -1) if self.num_gpus % size == 0)

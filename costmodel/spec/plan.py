@@ -1,0 +1,68 @@
+"""A plan: the strategy chosen, what it was asked for, and how the choice was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .cluster import ClusterSpec
+from .estimate import Estimate
+from .model import ModelSpec
+from .strategy import Strategy
+from .training import TrainingSpec
+
+PLAN_SCHEMA_VERSION = "1.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """Everything that went in, whole: a plan file stands alone."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    training: TrainingSpec
+    framework: str
+    memory_reserve_bytes: float | None
+    """Asked for by the user; None leaves the framework's own."""
+    constraints: tuple[str, ...]
+    """``tp=8``, ``max tp=8``, ``forbid cp``: as the user gave them."""
+    assumptions: tuple[str, ...]
+    """What the user left unsaid and autopar filled in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSummary:
+    """What the search looked at."""
+
+    evaluated: int
+    """Strategies whose time and memory were computed."""
+    rejected: Mapping[str, int]
+    """Rule name -> strategies it refused."""
+    seconds: float
+    method: str
+    optimality: str
+    """``proven over the enumerated space``, or how far the search got."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A runner-up."""
+
+    strategy: Strategy
+    step_time_seconds: float
+    peak_memory_bytes: float
+    tie: bool
+    """Its error interval overlaps the best plan's: the model cannot tell them apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answer to ``autopar plan``."""
+
+    strategy: Strategy
+    estimate: Estimate
+    inputs: PlanInputs
+    search: SearchSummary
+    alternatives: tuple[Alternative, ...]
+    autopar_version: str
+    schema_version: str = PLAN_SCHEMA_VERSION
