@@ -1,5 +1,37 @@
-"""autopar: an automatic parallelism planner and cost model for training large models."""
+"""autopar: an automatic parallelism planner and cost model for training large models.
+
+>>> import autopar
+>>> plan = autopar.plan(model="gpt-175b", gpus=256)
+>>> plan.strategy.tensor_parallel_size, plan.estimate.step_time_seconds
+
+Names are loaded on first use, so that ``import autopar`` itself costs nothing.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autopar.api import estimate, explain, plan, read_plan, write_plan
+
 __version__ = "0.1.0"
+
+__all__ = ["__version__", "estimate", "explain", "plan", "read_plan", "write_plan"]
+
+_folder = Path(__file__).parent
+if not (_folder / "costmodel").is_dir() and (_folder.parent / "costmodel").is_dir() and (_folder.parent / "pyproject.toml").is_file():
+    # A clone without symbolic links (core.symlinks=false): find costmodel, search and runtime beside this folder.
+    __path__.append(str(_folder.parent))
+del _folder
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'autopar' has no attribute {name!r}")
+    return getattr(import_module("autopar.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

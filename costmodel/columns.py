@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -98,3 +99,28 @@ class StrategyColumns:
 
 
 COLUMN_NAMES: tuple[str, ...] = tuple(f.name for f in fields(StrategyColumns) if f.name != "pipeline_layers")
+
+
+Record = TypeVar("Record")
+
+
+def stack(rows: Sequence[Record]) -> Record:
+    """One record of columns from records of scalars: field by field, recursing into records."""
+    first = rows[0]
+    values = {}
+    for field in fields(first):  # type: ignore[arg-type]
+        parts = [getattr(row, field.name) for row in rows]
+        values[field.name] = stack(parts) if is_dataclass(parts[0]) else np.stack([np.asarray(part) for part in parts])
+    return type(first)(**values)
+
+
+def gather(record: Record, rows: npt.NDArray[np.int64]) -> Record:
+    """The given rows of a record of columns; scalars (0-d arrays) stand for every row and stay as they are."""
+    values = {}
+    for field in fields(record):  # type: ignore[arg-type]
+        part = getattr(record, field.name)
+        if is_dataclass(part):
+            values[field.name] = gather(part, rows)
+        else:
+            values[field.name] = part[rows] if np.ndim(part) else part
+    return type(record)(**values)

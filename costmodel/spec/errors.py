@@ -38,7 +38,7 @@ class AutoparError(Exception):
     exit_code = 4
 
 
-class InvalidInputError(AutoparError):
+class InvalidInputError(AutoparError, ValueError):
     """The input cannot mean anything: a bad flag, file, model or strategy (exit code 2)."""
 
     exit_code = 2

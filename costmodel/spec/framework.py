@@ -15,7 +15,7 @@ from .strategy import PipelineSchedule
 class ExecutionProfile:
     """One framework (and era of it).
 
-    Overlap fractions say how much of a transfer hides behind compute that could cover it: 1 hides all of it.
+    Overlap fractions say how much of a transfer hides behind the compute that could cover it: 1 hides all of it.
     """
 
     id: str
@@ -24,23 +24,39 @@ class ExecutionProfile:
     fused_attention: bool
     """Flash attention: nothing of size s x s is kept or moved."""
     dropout: bool
-    elementwise_passes: float
-    """Bytes moved by the memory-bound operators of a layer over the least a fused kernel would move."""
+    elementwise_forward_passes: float
+    """Bytes the memory-bound operators of a layer move forward, over the least that unfused operators must move."""
+    elementwise_backward_passes: float
     kernels_per_layer_forward: float
     kernels_per_layer_backward: float
     host_launch_factor: float
     """Host seconds a kernel over the device profile's; near 0 with CUDA graphs."""
-    fused_gradient_accumulation: bool
-    fused_cross_entropy: bool
+    host_seconds_per_collective: float
+    """Host time each tensor-parallel collective adds to a layer."""
+    fused_gradient_accumulation: float
+    """Share of the gradient accumulation's memory traffic that the weight-gradient GEMM absorbs."""
+    loss_passes: float
+    """Bytes moved over the logits by the loss, forward and backward, in units of 4 bytes a logit."""
     # overlap
     tensor_overlap_forward: float
     tensor_overlap_backward: float
     data_overlap: float
     param_gather_overlap: float
+    sharded_overlap: float
+    """ZeRO-3: share of a layer's compute that its gathers hide behind."""
     pipeline_overlap: float
-    """For interleaved schedules; plain 1F1B exposes its transfers."""
+    """For interleaved and zero-bubble schedules; plain 1F1B exposes its transfers."""
     expert_overlap: float
     context_overlap: float
+    pipeline_scatter_gather: bool
+    """A boundary tensor is sent in tensor-parallel slices and gathered on arrival."""
+    step_overhead_fraction: float
+    """Jitter, data loading and logging, over the computed step."""
+    step_overhead_seconds: float
+    straggler_fraction_per_doubling: float
+    """Slowdown for every doubling of the number of nodes."""
+    expert_imbalance: float
+    """Tokens of the busiest expert rank over the mean."""
     # memory
     memory_reserve_bytes: float
     """Context, communicators and workspace outside the tensors."""
@@ -50,7 +66,12 @@ class ExecutionProfile:
     """Bytes a parameter of the accumulated gradients; 0 takes the precision's."""
     gradient_reduce_bytes: float
     """Bytes a parameter that the gradient reduction sends; 0 takes the precision's."""
-    norm_saves_fp32: bool
+    gated_tensors_kept: float
+    """Tensors of the feed-forward's width that a gated MLP keeps for backward: gate, up, activated gate, product."""
+    query_copies_kept: float
+    """Tensors of the queries' size that rotary attention keeps beyond q, k, v and the output."""
+    logits_bytes: float
+    """Bytes a logit held at the loss's peak: low-precision logits, their fp32 copy, the gradient."""
     # what it accepts
     schedules: tuple[PipelineSchedule, ...]
     zero_stages: tuple[int, ...]
@@ -60,5 +81,4 @@ class ExecutionProfile:
     kv_heads_may_replicate: bool
     expert_tensor_parallel: bool
     sequence_parallel: bool
-    uneven_pipeline: bool
     source: str

@@ -21,55 +21,69 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareProfile:
-    """Efficiency constants of one device (see docs/cost-model.md for the formulas they enter)."""
+    """Efficiency constants of one device (``costmodel/compute.py`` has the formulas they enter).
+
+    Shares are of the rated peak or bandwidth in :class:`DeviceSpec`, between 0 and 1.
+    """
 
     device: str
-    # matrix multiplication: time = waves x tile work / (peak x gemm_efficiency / units) + overheads
+    # matrix multiplication
     gemm_efficiency: float
-    """Share of the dense peak that a long, large GEMM sustains (power and clocks included)."""
+    """Share of the dense peak that a GEMM of many milliseconds sustains, at the clocks its power leaves it."""
     gemm_small_efficiency: float
-    """The same for GEMMs of few waves, which run at full clocks."""
-    gemm_k_overhead: float
-    """Prologue and epilogue of a tile, in elements of K."""
+    """The same for a GEMM of well under a millisecond, before power lowers the clock."""
+    gemm_wave_quantisation: float
+    """How much of an unfinished last wave of tiles is paid for: 1 all of it (one tile a thread block), 0 none (stream-K)."""
     gemm_overhead_seconds: float
-    """Fixed device time of one GEMM kernel."""
+    """Fixed device time of one GEMM or attention kernel: ramp up, first loads, last stores."""
     fp8_efficiency: float
-    """Share of the FP8 (or MXFP8, NVFP4) peak a large GEMM sustains."""
+    """``gemm_efficiency`` for FP8, MXFP8 and NVFP4, of their own peaks; casts are apart."""
     # fused attention
     attention_forward_efficiency: float
-    """Share of the BF16 peak that fused causal attention of head_dim 128 reaches on the FLOPs it does, at long sequences."""
+    """Share of the 16-bit peak that fused attention of head_dim 128 reaches on the FLOPs it does, at long sequences."""
     attention_backward_efficiency: float
-    attention_half_sequence: float
-    """Sequence length at which attention reaches half of that."""
+    attention_tail: float
+    """Idle tail of a forward attention kernel, in times of its longest thread block."""
+    flash2_ratio: float
+    """Rate of the portable FlashAttention-2 kernels over that of the vendor's current ones; 1 where they are the same."""
     # memory-bound kernels
     memory_efficiency: float
     """Share of the rated memory bandwidth that a large elementwise kernel reaches."""
     memory_half_bytes: float
     """Bytes moved at which a kernel reaches half of that."""
     optimizer_memory_efficiency: float
+    """The same share for the fused optimizer, which walks many tensors at once."""
     # host
     launch_seconds: float
     """Host time to launch one kernel from eager PyTorch."""
     origin: Mapping[str, Origin]
     """Field name -> origin; a field that is absent is analytic."""
     sources: Mapping[str, str]
+    """Field name -> where its number comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkProfile:
-    """What collectives reach on one kind of link.
+    """What collectives reach on one kind of link (fitted by benchmarks/calibration/links.py; formulas in costmodel/communication.py).
 
-    ``efficiency`` is the share of the rated per-GPU bandwidth that the bus bandwidth of a large collective reaches,
-    ``half_bytes`` the message size (per rank and collective) at which it reaches half, ``latency_seconds`` the cost of one step.
+    Efficiencies are shares of the tier's rated bandwidth per GPU and direction, reached by a very large message.
+    ``half_bytes`` is the message (bytes of the collective over the group's members in one domain) at which the bus
+    bandwidth is half of that, start-up aside.
     """
 
     tier: str
     efficiency: float
+    """Of the bus bandwidth of ring and tree collectives."""
     p2p_efficiency: float
     all_to_all_efficiency: float
     half_bytes: float
     latency_seconds: float
+    """One step: one hop of a ring, one level of a tree."""
     base_seconds: float
     """Fixed cost of starting one collective."""
     origin: Origin
     source: str
+    in_network_efficiency: float = 0.0
+    """Message bytes a second of an all-reduce that the switch reduces (NVLS), over the rated bandwidth; 0 where it cannot."""
+    shared_ring_efficiency: float = 1.0
+    """Share of the network's rate left to a group with several members in one domain, whose rings cross the host's buses."""

@@ -1,0 +1,7 @@
+"""``python -m autopar``."""
+
+from __future__ import annotations
+
+from autopar.cli import main
+
+main()

@@ -1,0 +1,97 @@
+"""Hardware profiles by device: what each GPU of the catalog really reaches, one TOML file a device.
+
+A file has a table for each constant of :class:`HardwareProfile`: its value, its origin and its source. A device without
+a file takes the constants of its architecture's reference device, each flagged interpolated.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autopar.costmodel.spec.cluster import DeviceSpec
+from autopar.costmodel.spec.errors import UnavailableError
+from autopar.costmodel.spec.hardware import HardwareProfile, Origin
+
+from .hardware import device as catalog_device
+
+CONSTANTS: tuple[str, ...] = tuple(f.name for f in fields(HardwareProfile) if f.name not in ("device", "origin", "sources"))
+POWER_EXPONENT = 0.5
+"""Sustained rate over (watts a peak FLOP) to this power, where power limits it: frequency falls slower than power."""
+_FOLDER = Path(__file__).parent / "profiles"
+
+
+def hardware_profile(device: DeviceSpec) -> HardwareProfile:
+    """The shipped profile of ``device``, or one interpolated from its architecture's reference device.
+
+    Interpolated GEMM rates are scaled to the device's power budget: sustained = reference x ((W/peak) / (W/peak of the
+    reference))^0.5, and no more than the rate at full clocks. Analytic; wrong for parts whose clocks are capped by firmware.
+
+    Raises:
+        UnavailableError: no profile of the device or of its architecture is known.
+    """
+    if (_FOLDER / f"{device.id}.toml").is_file():
+        return _profile(device.id)
+    reference = _references().get(device.architecture.lower())
+    if reference is None:
+        known = ", ".join(sorted(_references()))
+        raise UnavailableError(
+            f"device={device.id}: no kernel constants for architecture {device.architecture!r} (known: {known}); "
+            f"measure them on the device with `autopar profile` and pass the file"
+        )
+    return _interpolated(device, catalog_device(reference), _profile(reference))
+
+
+@cache
+def profiled_devices() -> tuple[str, ...]:
+    """Ids of the devices that have a profile of their own, sorted."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+
+
+@cache
+def _references() -> Mapping[str, str]:
+    """Architecture -> the device others of it are interpolated from."""
+    raws = (_read(name) for name in profiled_devices())
+    return {raw["architecture"]: raw["device"] for raw in raws if raw["reference"]}
+
+
+@cache
+def _read(name: str) -> Mapping[str, Any]:
+    return tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _profile(name: str) -> HardwareProfile:
+    raw = _read(name)
+    return HardwareProfile(
+        device=raw["device"],
+        **{constant: float(raw[constant]["value"]) for constant in CONSTANTS},
+        origin={constant: Origin(raw[constant]["origin"]) for constant in CONSTANTS},
+        sources={constant: raw[constant]["source"] for constant in CONSTANTS},
+    )
+
+
+def _interpolated(device: DeviceSpec, reference: DeviceSpec, profile: HardwareProfile) -> HardwareProfile:
+    power = (_watts_per_flop(device) / _watts_per_flop(reference)) ** POWER_EXPONENT
+    values = {constant: getattr(profile, constant) for constant in CONSTANTS}
+    full_clock = values["gemm_small_efficiency"]
+    for constant in ("gemm_efficiency", "fp8_efficiency"):
+        values[constant] = min(values[constant] * power, max(full_clock, values[constant]))
+    values["memory_half_bytes"] *= device.memory_bandwidth / reference.memory_bandwidth
+    scaled = {"gemm_efficiency", "fp8_efficiency", "memory_half_bytes"}
+    return HardwareProfile(
+        device=device.id,
+        **values,
+        # a judgement does not become better founded by being carried over to a relative
+        origin={c: Origin.ANALYTIC if profile.origin[c] is Origin.ANALYTIC else Origin.INTERPOLATED for c in CONSTANTS},
+        sources={c: f"{reference.id}{' scaled' if c in scaled else ''}: {profile.sources[c]}" for c in CONSTANTS},
+    )
+
+
+def _watts_per_flop(device: DeviceSpec) -> float:
+    peak = device.peak_flops.get("bf16") or device.peak_flops.get("fp16") or max(device.peak_flops.values())
+    return device.power_watts / peak

@@ -1,0 +1,122 @@
+"""The command group and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+import autopar
+
+EXIT_BAD_INPUT, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 4, 130, 141
+
+COMMANDS = ("plan", "estimate", "explain", "catalog", "schema", "doctor", "completion")
+
+EPILOG = """\b
+Examples:
+  autopar plan --model gpt-175b --gpus 256
+  autopar plan --model ./config.json --gpus 64 --gpu a100-sxm4-80gb -o plan.json
+  autopar explain plan.json
+  autopar catalog list models
+
+\b
+Exit codes: 0 done, 1 the answer is no (nothing fits, refused), 2 bad input,
+  3 hardware or data absent, 4 a bug in autopar, 130 interrupted.
+"""
+
+
+class LazyGroup(click.Group):
+    """Loads a command's module when the command is named, so that each starts with its own imports alone."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"autopar.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(
+    cls=LazyGroup,
+    name="autopar",
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(autopar.__version__, prog_name="autopar", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Plan how to train a large model on a cluster: the fastest tensor, pipeline, data, expert and
+    context parallel configuration that fits, and why."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. No exception leaves but SystemExit from shell completion."""
+    try:
+        code = cli.main(args=None if arguments is None else list(arguments), prog_name="autopar", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_BROKEN_PIPE
+    except (KeyboardInterrupt, click.Abort):
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except click.ClickException as error:
+        return _usage(error)
+    except Exception as error:
+        return _failure(error)
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: click.ClickException) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
+        return EXIT_BAD_INPUT
+    context = getattr(error, "ctx", None)
+    hint = f" (`{context.command_path} --help` lists the options)" if context is not None else ""
+    _say(f"{error.format_message()}{hint}")
+    return EXIT_BAD_INPUT
+
+
+def _failure(error: Exception) -> int:
+    from autopar.costmodel.spec.errors import AutoparError, InvalidInputError, UnknownNameError
+
+    debug = bool(os.environ.get("AUTOPAR_DEBUG"))
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    if isinstance(error, InvalidInputError) and not isinstance(error, UnknownNameError):
+        _say("\n".join(map(str, error.faults)))
+        return error.exit_code
+    if isinstance(error, AutoparError) and error.exit_code != EXIT_INTERNAL:
+        _say(str(error))
+        return error.exit_code
+    detail = str(error).splitlines()
+    hint = "" if debug else "; set AUTOPAR_DEBUG=1 for the traceback"
+    _say(f"internal error, a bug in autopar: {type(error).__name__}{': ' + detail[0] if detail else ''}{hint}")
+    return EXIT_INTERNAL
+
+
+def _say(message: str) -> None:
+    """One error message; the lines after the first are indented under it."""
+    first, *rest = message.splitlines() or [""]
+    try:
+        click.echo("\n".join([f"error: {first}", *(f"       {line}" for line in rest)]), err=True)
+    except OSError:
+        return
+
+
+def _silence_stdout() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush does not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

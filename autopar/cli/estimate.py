@@ -1,0 +1,78 @@
+"""``autopar estimate``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import given_inputs, given_strategy, input_options, json_option, strategy_options, world_size
+
+if TYPE_CHECKING:
+    from autopar.costmodel.problem import Problem
+    from autopar.costmodel.spec.strategy import Strategy
+
+EPILOG = """\b
+Examples:
+  autopar estimate --model gpt-175b --gpus 256 --gpu a100-sxm4-80gb --tp 8 --pp 4 --mbs 1
+  autopar estimate --model llama3-8b --gpus 8 --zero-stage 3 --recompute full --json
+  autopar estimate plan.json
+
+\b
+Exit code 1: a rule refuses the strategy, or it does not fit in memory
+  (the estimate is printed all the same, with "fits": false).
+"""
+
+
+@click.command("estimate", epilog=EPILOG)
+@click.argument("plan_file", metavar="[PLAN]", required=False)
+@input_options(required=False)
+@strategy_options()
+@json_option
+@click.pass_context
+def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **options: Any) -> None:
+    """Say what one strategy takes: time, throughput and memory.
+
+    With PLAN, the strategy and the inputs of a plan file; else those of the flags.
+    """
+    from autopar.api import estimate
+
+    from .output import print_json, print_report
+
+    problem, strategy, assumptions = question(ctx, plan_file, options)
+    result = estimate(problem, strategy=strategy)
+    if as_json:
+        print_json(result)
+    else:
+        from autopar.report.text import estimate_report
+
+        print_report(estimate_report(problem, strategy, result, assumptions))
+    if not result.fits:
+        ctx.exit(1)
+
+
+def question(ctx: click.Context, plan_file: str | None, options: dict[str, Any]) -> tuple[Problem, Strategy, tuple[str, ...]]:
+    """The problem and the strategy that the flags or the plan file name, and what was assumed.
+
+    Raises:
+        click.UsageError: neither was given, or both.
+    """
+    from autopar.api import read_plan, resolve
+
+    strategy = given_strategy(options)
+    if plan_file is None:
+        if options.get("model") is None:
+            raise click.UsageError("give --model, or a plan file", ctx)
+        inputs = given_inputs(options)
+        inputs["gpus"] = world_size(options, strategy)
+        return resolve(options["model"], strategy, **inputs)
+    given = [
+        parameter.opts[0]
+        for parameter in ctx.command.params
+        if isinstance(parameter, click.Option)
+        and parameter.name != "as_json"
+        and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"a plan file brings its own inputs and strategy: leave out {', '.join(given)}", ctx)
+    return resolve(read_plan(plan_file), None)

@@ -1,0 +1,137 @@
+"""Options that several commands share, and how flags become the arguments of :mod:`autopar.api`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from autopar.api import Inputs
+
+F = TypeVar("F", bound=Callable[..., object])
+
+INPUT_NAMES = ("cluster", "gpus", "gpu", "global_batch_size", "sequence_length", "precision", "framework", "memory_reserve")
+STRATEGY_NAMES = (
+    "tp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp", "mbs", "zero", "sp", "recompute", "recompute_layers", "schedule",
+)  # fmt: skip
+
+COUNT = click.IntRange(1, 10**9)
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "dualpipe")
+
+
+def _complete(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Catalog names for a shell that asks what may follow."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature
+        from autopar.catalog_view import names
+
+        found = [CompletionItem(name) for name in names(kind) if name.startswith(incomplete)]
+        return found or ([CompletionItem(incomplete, type="file")] if kind in ("models", "clusters") else [])
+
+    return complete
+
+
+def _chain(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def input_options(*, required: bool) -> Callable[[F], F]:
+    """The question: model, cluster, batch, precision, framework."""
+    return _chain(
+        [
+            click.option(
+                "--model", "-m", metavar="NAME|PATH", required=required, shell_complete=_complete("models"),
+                help="Catalog name, or a Hugging Face config.json or the folder that holds it.",
+            ),
+            click.option("--gpus", "-n", type=COUNT, metavar="N", help="Number of GPUs."),
+            click.option(
+                "--gpu", metavar="DEVICE", shell_complete=_complete("devices"),
+                help="Device, in the nodes it usually comes in.  [default: h100-sxm5-80gb]",
+            ),
+            click.option(
+                "--cluster", "-c", metavar="ID|FILE", shell_complete=_complete("clusters"),
+                help="Node type of the catalog, or a cluster file.",
+            ),
+            click.option("--global-batch-size", "--gbs", type=COUNT, metavar="N", help="Sequences a step.  [default: the model's usual]"),
+            click.option("--sequence-length", "--seq", type=COUNT, metavar="N", help="Tokens a sequence.  [default: the model's usual]"),
+            click.option("--precision", metavar="NAME", help="bf16, fp16, fp8, mxfp8, amp-bf16, pure-bf16, fp32, …  [default: bf16]"),
+            click.option(
+                "--framework", default="megatron-core", show_default=True, metavar="NAME", shell_complete=_complete("frameworks"),
+                help="What runs the plan: its overlap, kernels and memory.",
+            ),
+            click.option("--memory-reserve", metavar="SIZE", help="Memory kept free on each GPU, e.g. 4GiB.  [default: the framework's]"),
+        ]
+    )  # fmt: skip
+
+
+def strategy_options() -> Callable[[F], F]:
+    """One strategy, field by field."""
+    return _chain(
+        [
+            click.option("--tp", type=COUNT, metavar="N", help="Tensor parallel size."),
+            click.option("--pp", type=COUNT, metavar="N", help="Pipeline parallel size."),
+            click.option("--vpp", type=COUNT, metavar="N", help="Virtual stages (chunks) per pipeline rank."),
+            click.option("--dp", type=COUNT, metavar="N", help="Data parallel size.  [default: GPUs / (tp x pp x cp)]"),
+            click.option("--cp", type=COUNT, metavar="N", help="Context parallel size."),
+            click.option(
+                "--cp-kind", type=click.Choice(("ring", "all_gather", "ulysses")), help="How context parallel ranks share attention.",
+            ),
+            click.option("--ep", type=COUNT, metavar="N", help="Expert parallel size, folded over the ranks of a stage."),
+            click.option("--etp", type=COUNT, metavar="N", help="Tensor parallel size inside an expert."),
+            click.option("--mbs", type=COUNT, metavar="N", help="Micro-batch size."),
+            click.option(
+                "--zero-stage", "zero", type=click.IntRange(0, 3), metavar="0-3", help="What data parallel ranks share out.  [default: 1]",
+            ),
+            click.option(
+                "--sequence-parallel/--no-sequence-parallel", "sp", default=None, help="Megatron's, on the TP group.  [default: with TP]",
+            ),
+            click.option(
+                "--recompute", type=click.Choice(("none", "selective", "full")), help="Activations computed again in the backward pass.",
+            ),
+            click.option(
+                "--num-recompute-layers", "recompute_layers", type=click.IntRange(0, 10**6), metavar="N",
+                help="Layers of each pipeline rank that full recompute covers.  [default: all]",
+            ),
+            click.option("--schedule", type=click.Choice(SCHEDULES), help="Pipeline schedule.  [default: 1f1b, interleaved with --vpp]"),
+            click.option("--pipeline-layers", metavar="8,8,7,7", help="Decoder layers of each virtual stage, in model order."),
+        ]
+    )  # fmt: skip
+
+
+def json_option(function: F) -> F:
+    """``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document with schema_version, for programs.")(function)
+
+
+def given_inputs(options: dict[str, Any]) -> Inputs:
+    """The inputs among ``options`` that were given."""
+    return {name: options[name] for name in INPUT_NAMES if options.get(name) is not None}  # type: ignore[return-value]
+
+
+def given_strategy(options: dict[str, Any]) -> dict[str, object]:
+    """The strategy's fields among ``options`` that were given, by short name."""
+    from autopar.io.flags import parse_layers
+
+    values: dict[str, object] = {name: options[name] for name in STRATEGY_NAMES if options.get(name) is not None}
+    if options.get("pipeline_layers") is not None:
+        values["pipeline_layers"] = parse_layers(options["pipeline_layers"])
+    return values
+
+
+def world_size(options: dict[str, Any], strategy: dict[str, object]) -> int | None:
+    """``--gpus``, or the product of the sizes where all of them are known because ``--dp`` was given."""
+    if options.get("gpus") is not None or "dp" not in strategy:
+        return options.get("gpus")
+    product = 1
+    for name in ("tp", "pp", "cp", "dp"):
+        size = strategy.get(name, 1)
+        product *= size if isinstance(size, int) else 1
+    return product

@@ -1,0 +1,76 @@
+"""``autopar plan``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .options import given_inputs, input_options, json_option
+
+EPILOG = """\b
+Examples:
+  autopar plan --model gpt-175b --gpus 256
+  autopar plan --model llama3-70b --gpus 128 --gpu h200-sxm-141gb --fix tp=8 --max pp=4
+  autopar plan --model ~/models/my-model --cluster dgx-a100 --gpus 64 --gbs 512 --seq 8192 -o plan.json
+  autopar plan --model mixtral-8x7b --gpus 64 --forbid cp --top 10 --json
+
+\b
+Names of --fix, --max, --min and --forbid: tp pp vpp dp cp cp_kind ep etp mbs zero sp
+  recompute recompute_layers schedule, or the full names of a plan file.
+"""
+
+
+class SeveralValues(click.Command):
+    """Lets ``--fix tp=8 pp=4`` give two values to one flag: this command takes no other bare words."""
+
+    repeated = ("--fix", "--max", "--min", "--forbid")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        expanded: list[str] = []
+        flag = ""
+        for arg in args:
+            if arg.startswith("-"):
+                flag = arg if arg in self.repeated else ""
+            elif flag and expanded[-1] != flag:
+                expanded.append(flag)
+            expanded.append(arg)
+        return super().parse_args(ctx, expanded)
+
+
+@click.command("plan", cls=SeveralValues, epilog=EPILOG)
+@input_options(required=True)
+@click.option("--fix", multiple=True, metavar="NAME=VALUE", help="Keep to this value, e.g. tp=8.")
+@click.option("--max", "maximum", multiple=True, metavar="NAME=N", help="No more than this, e.g. tp=8.")
+@click.option("--min", "minimum", multiple=True, metavar="NAME=N", help="No less than this, e.g. pp=2.")
+@click.option("--forbid", multiple=True, metavar="NAME", help="Leave this technique out, e.g. cp.")
+@click.option(
+    "--top", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="K", help="Strategies reported, the best included."
+)
+@click.option("--output", "-o", metavar="FILE", help="Write the plan file here.")
+@json_option
+def command(as_json: bool, output: str | None, **options: Any) -> None:
+    """Find the fastest strategy that fits, and the runners-up."""
+    from autopar.api import plan, write_plan
+
+    from .output import note, print_json, print_report
+
+    found = plan(
+        options["model"],
+        top=options["top"],
+        fix=options["fix"],
+        maximum=options["maximum"],
+        minimum=options["minimum"],
+        forbid=options["forbid"],
+        **given_inputs(options),
+    )
+    if output is not None:
+        write_plan(found, output)
+    if as_json:
+        print_json(found)
+        return
+    from autopar.report.text import plan_report
+
+    print_report(plan_report(found))
+    if output is not None:
+        note(f"wrote {output}")

@@ -1,0 +1,23 @@
+"""``autopar schema``."""
+
+from __future__ import annotations
+
+import click
+
+EPILOG = """\b
+Examples:
+  autopar schema plan > plan.schema.json
+"""
+
+
+@click.command("schema", epilog=EPILOG)
+@click.argument("kind", type=click.Choice(("plan", "estimate")))
+def command(kind: str) -> None:
+    """Print the JSON Schema of a plan file, or of the result of estimate."""
+    from autopar.costmodel.spec.estimate import Estimate
+    from autopar.costmodel.spec.plan import Plan
+    from autopar.io.codec import json_schema
+
+    from .output import print_json
+
+    print_json(json_schema(Plan if kind == "plan" else Estimate))

@@ -1,0 +1,177 @@
+"""Why a strategy is as it is: the rules that refuse it, its estimate, and what one change would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from autopar.costmodel.spec.errors import AutoparError, Fault
+from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+
+if TYPE_CHECKING:
+    from autopar.costmodel.problem import Problem
+    from autopar.costmodel.spec.estimate import Estimate
+
+EXPLANATION_SCHEMA_VERSION = "1.0"
+WORTHWHILE = 0.002
+"""A change that saves a smaller share of the step is noise."""
+
+AXES = {
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "context_parallel_size": "cp",
+    "expert_parallel_size": "ep",
+    "expert_tensor_parallel_size": "etp",
+    "virtual_pipeline_stages": "vpp",
+    "micro_batch_size": "mbs",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One thing changed, and what comes of it."""
+
+    change: str
+    """``tp 8 -> 4 (dp 8 -> 16)``: the field, and what follows from it at the same number of GPUs."""
+    strategy: Strategy
+    fits: bool
+    step_time_seconds: float
+    peak_memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """``estimate`` is None where a rule other than memory refuses the strategy; ``changes`` all fit, fastest first."""
+
+    strategy: Strategy
+    refused_by: tuple[Fault, ...]
+    estimate: Estimate | None
+    changes: tuple[Change, ...]
+    schema_version: str = EXPLANATION_SCHEMA_VERSION
+
+    @property
+    def runs(self) -> bool:
+        """No rule refuses the strategy and it fits in memory."""
+        return not self.refused_by and self.estimate is not None and self.estimate.fits
+
+
+def explain_strategy(problem: Problem, strategy: Strategy) -> Explanation:
+    """Rules, estimate and the single changes that fit and are faster (or, where it does not run, that run)."""
+    from autopar.costmodel.estimate import estimate
+    from autopar.search import feasibility
+
+    refused = feasibility.faults(problem, strategy)
+    now = None if refused else estimate(problem, strategy)
+    limit = now.step_time_seconds * (1 - WORTHWHILE) if now is not None and now.fits else float("inf")
+    changes = [change for change in _evaluated(problem, strategy) if change.fits and change.step_time_seconds < limit]
+    changes.sort(key=lambda change: change.step_time_seconds)
+    return Explanation(strategy=strategy, refused_by=refused, estimate=now, changes=tuple(changes))
+
+
+def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+    """Strategies one change away at the same number of GPUs, each with the words for the change.
+
+    An axis is doubled or halved and data parallelism takes up the difference; where it cannot, another axis
+    does. Virtual stages bring the schedule that runs them.
+    """
+    seen = {strategy}
+    for label, candidate in _candidates(strategy):
+        if candidate not in seen and candidate.world_size == strategy.world_size:
+            seen.add(candidate)
+            yield label, candidate
+
+
+def _evaluated(problem: Problem, strategy: Strategy) -> Iterator[Change]:
+    from autopar.costmodel.estimate import estimate
+    from autopar.search import feasibility
+
+    for label, candidate in neighbours(strategy):
+        try:
+            if feasibility.faults(problem, candidate):
+                continue
+            result = estimate(problem, candidate)
+        except AutoparError:
+            continue
+        yield Change(
+            change=label,
+            strategy=candidate,
+            fits=result.fits,
+            step_time_seconds=result.step_time_seconds,
+            peak_memory_bytes=result.peak_memory_bytes,
+        )
+
+
+def _candidates(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+    yield from _resized(strategy)
+    for stage in range(4):
+        yield f"zero {strategy.zero_stage} -> {stage}", replace(strategy, zero_stage=stage)
+    for kind in Recompute:
+        changed = replace(strategy, recompute=kind, num_recompute_layers=0)
+        yield f"recompute {_recompute(strategy)} -> {_recompute(changed)}", changed
+    if strategy.recompute is Recompute.FULL:
+        for count in _partial_layers(strategy):
+            yield f"recompute {_recompute(strategy)} -> full({count} layers)", replace(strategy, num_recompute_layers=count)
+    yield from _rescheduled(strategy)
+    other = not strategy.sequence_parallel
+    if strategy.tensor_parallel_size > 1:
+        yield f"sequence parallel {'on' if other else 'off'}", replace(strategy, sequence_parallel=other)
+
+
+def _resized(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+    data = strategy.data_parallel_size
+    for field, short in AXES.items():
+        size = getattr(strategy, field)
+        for new in (size * 2, size // 2):
+            if new < 1 or (new == size // 2 and size % 2):
+                continue
+            changes: dict[str, object] = {field: new, **_following(strategy, field, new)}
+            label = f"{short} {size} -> {new}"
+            if field in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
+                if data * size % new:
+                    continue
+                changes["data_parallel_size"] = data * size // new
+                label += f" (dp {data} -> {data * size // new})"
+            yield label, replace(strategy, **changes)  # type: ignore[arg-type]
+    tensor, pipeline = strategy.tensor_parallel_size, strategy.pipeline_parallel_size
+    for new_tensor, new_pipeline in ((tensor * 2, pipeline // 2), (tensor // 2, pipeline * 2)):
+        if new_tensor * new_pipeline == tensor * pipeline and new_tensor and new_pipeline:
+            changes = {"tensor_parallel_size": new_tensor, "pipeline_parallel_size": new_pipeline, "pipeline_layers": ()}
+            changes |= _following(strategy, "tensor_parallel_size", new_tensor) | _following(
+                strategy, "pipeline_parallel_size", new_pipeline
+            )
+            yield f"tp {tensor} -> {new_tensor} (pp {pipeline} -> {new_pipeline})", replace(strategy, **changes)  # type: ignore[arg-type]
+
+
+def _following(strategy: Strategy, field: str, new: int) -> dict[str, object]:
+    """What has to change along with ``field`` for the strategy to stay of one piece."""
+    if field == "tensor_parallel_size":
+        return {"sequence_parallel": new > 1 and (strategy.sequence_parallel or strategy.tensor_parallel_size == 1)}
+    if field == "virtual_pipeline_stages":
+        return {"pipeline_schedule": PipelineSchedule.INTERLEAVED if new > 1 else PipelineSchedule.ONE_F_ONE_B, "pipeline_layers": ()}
+    if field == "pipeline_parallel_size":
+        single = {"virtual_pipeline_stages": 1, "pipeline_schedule": PipelineSchedule.ONE_F_ONE_B} if new == 1 else {}
+        return {"pipeline_layers": (), **single}
+    return {}
+
+
+def _rescheduled(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+    if strategy.pipeline_parallel_size == 1:
+        return
+    for schedule in PipelineSchedule:
+        chunks = {PipelineSchedule.INTERLEAVED: max(2, strategy.virtual_pipeline_stages), PipelineSchedule.DUALPIPE: 2}.get(schedule, 1)
+        for virtual in (1, 2) if schedule is PipelineSchedule.ZERO_BUBBLE else (chunks,):
+            layers = strategy.pipeline_layers if virtual == strategy.virtual_pipeline_stages else ()
+            changed = replace(strategy, pipeline_schedule=schedule, virtual_pipeline_stages=virtual, pipeline_layers=layers)
+            extra = f", vpp {strategy.virtual_pipeline_stages} -> {virtual}" if virtual != strategy.virtual_pipeline_stages else ""
+            yield f"schedule {strategy.pipeline_schedule.value} -> {schedule.value}{extra}", changed
+
+
+def _partial_layers(strategy: Strategy) -> tuple[int, ...]:
+    now = strategy.num_recompute_layers
+    return (now - 1, now + 1, now // 2, now * 2) if now > 1 else (1, 2, 4, 8)
+
+
+def _recompute(strategy: Strategy) -> str:
+    count = f"({strategy.num_recompute_layers} layers)" if strategy.num_recompute_layers else ""
+    return f"{strategy.recompute.value}{count}"

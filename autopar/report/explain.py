@@ -1,0 +1,51 @@
+"""``autopar explain`` as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from autopar.costmodel.spec.units import format_bytes, format_seconds
+
+from .tables import plain_table
+from .text import headline, lines, result_parts, strategy_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from autopar.costmodel.problem import Problem
+    from autopar.explanation import Explanation
+
+MAX_CHANGES = 12
+
+
+def explanation_report(problem: Problem, found: Explanation, assumptions: Sequence[str]) -> Iterator[RenderableType]:
+    """Verdict, time and memory, then the changes that help."""
+    yield headline(problem.model, problem.cluster, problem.training)
+    yield strategy_table(found.strategy, problem.training.global_batch_size, "strategy")
+    if found.refused_by:
+        yield from lines(
+            f"refused by {len(found.refused_by)} rule{'s' * (len(found.refused_by) > 1)}", list(map(str, found.refused_by)), style="red"
+        )
+    if found.estimate is not None:
+        yield from result_parts(found.estimate)
+    yield changes_table(found)
+    yield from lines("assumed", assumptions)
+    if found.estimate is not None:
+        yield from lines("warnings", found.estimate.warnings, style="yellow")
+        yield from lines("where the numbers come from", [f"{term}: {origin}" for term, origin in found.estimate.provenance.items()])
+
+
+def changes_table(found: Explanation) -> RenderableType:
+    """The single changes that fit and are faster than now, or that run where the strategy does not."""
+    goal = "run faster" if found.runs else "run"
+    if not found.changes:
+        return Text(f"no single change makes it {goal}; `autopar plan` searches them all", style="bold")
+    table = plain_table(f"single changes that make it {goal}", "change", "step", "vs now", "memory")
+    now = found.estimate.step_time_seconds if found.estimate else 0.0
+    for change in found.changes[:MAX_CHANGES]:
+        versus = f"{change.step_time_seconds / now - 1:+.1%}" if now > 0 else "-"
+        table.add_row(change.change, format_seconds(change.step_time_seconds), versus, format_bytes(change.peak_memory_bytes))
+    return table

@@ -1,0 +1,41 @@
+"""The looks of a report, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+
+def plain_table(title: str, *columns: str, left: int = 1) -> Table:
+    """A table with a header rule; columns after the first ``left`` are aligned right where they hold figures alone."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    for index, column in enumerate(columns):
+        table.add_column(column, overflow="fold", justify="left" if index < left else "right")
+    return table
+
+
+def field_table(title: str) -> Table:
+    """Two columns, names and values, without a header."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def share_bar(share: float, width: int = 20) -> str:
+    """A bar of ``width`` characters for a share of the whole."""
+    return "█" * round(max(0.0, min(1.0, share)) * width)
+
+
+def bullet_list(title: str, texts: Sequence[str], *, style: str = "") -> Table:
+    """A titled list; long items continue under their own first word."""
+    table = Table.grid(padding=(0, 1))
+    table.title, table.title_justify, table.title_style = title, "left", f"bold {style}".strip()
+    table.add_column(width=1)
+    table.add_column(overflow="fold")
+    for text in texts:
+        table.add_row("-", Text(text, style=style))
+    return table

@@ -1,0 +1,206 @@
+"""From what a user said to the problem that is solved, with a line for everything left unsaid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
+from autopar.costmodel.spec.model import ModelSpec
+from autopar.costmodel.spec.training import Precision, TrainingSpec, precision_named
+from autopar.costmodel.spec.units import format_bytes, format_count, parse_bytes
+
+if TYPE_CHECKING:
+    from autopar.costmodel.spec.framework import ExecutionProfile
+    from autopar.costmodel.spec.plan import Plan
+
+T = TypeVar("T")
+
+DEFAULT_DEVICE = "h100-sxm5-80gb"
+DEFAULT_FRAMEWORK = "megatron-core"
+DEFAULT_TOKENS_PER_STEP = 2**22
+"""Of a model whose usual batch is not known: 4M tokens a step, as large public runs take."""
+DEFAULT_SEQUENCE_LENGTH = 4096
+
+
+def build_problem(
+    model: str | Path | ModelSpec,
+    *,
+    cluster: str | Path | ClusterSpec | None = None,
+    gpus: int | None = None,
+    gpu: str | None = None,
+    global_batch_size: int | None = None,
+    sequence_length: int | None = None,
+    precision: str | None = None,
+    framework: str = DEFAULT_FRAMEWORK,
+    memory_reserve: str | int | None = None,
+) -> tuple[Problem, tuple[str, ...]]:
+    """The problem, and one line for each thing assumed.
+
+    Args:
+        model: catalog name, path of a Hugging Face ``config.json`` or of its folder, or a spec.
+        cluster: catalog id of a node type, path of a cluster file, or a spec; not together with ``gpu``.
+        gpus: number of GPUs; may be left out where the cluster says it.
+        gpu: catalog name of the device, in the nodes it usually comes in. Neither this nor ``cluster``: H100 SXM.
+        global_batch_size: sequences of one optimizer step; the model's usual one if left out.
+        sequence_length: tokens of one sequence; the model's usual one if left out.
+        precision: ``bf16`` (default), ``fp16``, ``fp8``, ``mxfp8``, …; see ``autopar.costmodel.spec.training.PRECISIONS``.
+        framework: execution profile of the training framework.
+        memory_reserve: bytes (``"4GiB"`` or a number) kept free on each GPU in place of the framework's own reserve.
+
+    Raises:
+        InvalidInputError: with all faults of the question at once.
+        UnknownNameError: a name that the catalog does not hold, with the close matches.
+    """
+    notes: list[str] = []
+    faults: list[Fault] = []
+    found_model = gather(faults, lambda: _model(model))
+    found_cluster = gather(faults, lambda: _cluster(cluster, gpus, gpu, notes))
+    reserve = gather(faults, lambda: _reserve(memory_reserve))
+    profile = gather(faults, lambda: _framework(framework))
+    chosen = gather(faults, lambda: _precision(precision, found_cluster.device if found_cluster else None, notes))
+    training = gather(faults, lambda: _training(found_model, global_batch_size, sequence_length, chosen, notes))
+    raise_if(faults)
+    if not (found_model and found_cluster and profile and training):
+        raise InvalidInputError("the question is incomplete")
+    if framework == DEFAULT_FRAMEWORK:
+        notes.append(f"framework: {profile.name} (overlap, kernels and memory reserve as it has them)")
+    return _problem(found_model, found_cluster, training, profile.id, reserve), tuple(notes)
+
+
+def problem_of(plan: Plan) -> Problem:
+    """The problem that ``plan`` answers, from its own inputs."""
+    inputs = plan.inputs
+    return _problem(inputs.model, inputs.cluster, inputs.training, inputs.framework, inputs.memory_reserve_bytes)
+
+
+def _problem(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, framework: str, reserve: float | None) -> Problem:
+    from autopar.catalog.frameworks import framework as profile_named
+    from autopar.catalog.links import link_profiles
+    from autopar.catalog.profiles import hardware_profile
+
+    return Problem(
+        model=model,
+        cluster=cluster,
+        training=training,
+        framework=profile_named(framework),
+        hardware=hardware_profile(cluster.device),
+        links=link_profiles(cluster),
+        memory_reserve_bytes=reserve,
+    )
+
+
+def gather(faults: list[Fault], read: Callable[[], T]) -> T | None:
+    """What ``read`` returns, or None after keeping its faults, so that a question's faults are all told at once."""
+    try:
+        return read()
+    except InvalidInputError as error:
+        faults.extend(error.faults)
+        return None
+
+
+def _model(model: str | Path | ModelSpec) -> ModelSpec:
+    if isinstance(model, ModelSpec):
+        return model
+    if looks_like_path(model):
+        from autopar.io.hf_config import read_model
+
+        return read_model(Path(model))
+    from autopar.catalog.models import model as model_named
+
+    return model_named(str(model))
+
+
+def looks_like_path(name: str | Path) -> bool:
+    """Whether ``name`` is meant as a file or folder: it has a separator or a file's ending, or is there."""
+    if isinstance(name, Path):
+        return True
+    return "/" in name or "\\" in name or name.endswith((".json", ".toml")) or (name in (".", "..")) or Path(name).exists()
+
+
+def _cluster(cluster: str | Path | ClusterSpec | None, gpus: int | None, gpu: str | None, notes: list[str]) -> ClusterSpec:
+    from autopar.catalog import hardware
+
+    if isinstance(cluster, ClusterSpec):
+        _refuse_other_size(cluster, gpus)
+        return cluster
+    if cluster is not None and gpu is not None:
+        raise InvalidInputError(
+            Fault(field="gpu", given=repr(gpu), required="a cluster says its own device", fix="give gpu or cluster, not both")
+        )
+    if cluster is not None and looks_like_path(cluster):
+        return hardware.read_cluster_file(Path(cluster), gpus)
+    if gpus is None:
+        raise InvalidInputError(Fault(field="gpus", given="", required="the number of GPUs is needed", fix="for example --gpus 64"))
+    if cluster is not None:
+        return hardware.cluster(str(cluster), gpus)
+    found = hardware.cluster_for_device(gpu or DEFAULT_DEVICE, gpus)
+    if gpu is None:
+        notes.append(f"GPUs: {found.device.name} in {found.id} nodes of {found.gpus_per_node} (neither a GPU nor a cluster was named)")
+    else:
+        notes.append(f"nodes: {found.id}, {found.gpus_per_node} GPUs each (usual for {found.device.name})")
+    return found
+
+
+def _refuse_other_size(cluster: ClusterSpec, gpus: int | None) -> None:
+    if gpus is not None and gpus != cluster.num_gpus:
+        raise InvalidInputError(Fault(field="gpus", given=str(gpus), required=f"the cluster {cluster.id} has {cluster.num_gpus}"))
+
+
+def _reserve(memory_reserve: str | int | None) -> float | None:
+    if memory_reserve is None:
+        return None
+    value = parse_bytes(memory_reserve, field="memory_reserve") if isinstance(memory_reserve, str) else memory_reserve
+    if value < 0:
+        raise InvalidInputError(Fault(field="memory_reserve", given=str(value), required="0 bytes or more"))
+    return float(value)
+
+
+def _framework(name: str) -> ExecutionProfile:
+    from autopar.catalog.frameworks import framework
+
+    return framework(name)
+
+
+def _precision(name: str | None, device: DeviceSpec | None, notes: list[str]) -> Precision:
+    if name is None:
+        has_bf16 = device is None or "bf16" in device.peak_flops
+        chosen = precision_named("bf16" if has_bf16 else "fp16")
+        why = "" if has_bf16 or device is None else f" ({device.name} has no bf16)"
+        notes.append(f"precision: {chosen.name} with fp32 master weights and Adam{why}")
+        return chosen
+    chosen = precision_named(name)
+    if device is not None and chosen.linear.value not in device.peak_flops:
+        known = ", ".join(device.peak_flops)
+        raise InvalidInputError(
+            Fault(field="precision", given=repr(name), required=f"{device.name} does not compute in it", fix=f"it has {known}")
+        )
+    return chosen
+
+
+def _training(
+    model: ModelSpec | None, batch: int | None, sequence: int | None, precision: Precision | None, notes: list[str]
+) -> TrainingSpec:
+    if model is not None and sequence is None:
+        sequence = model.default_sequence_length or min(DEFAULT_SEQUENCE_LENGTH, model.max_position_embeddings or DEFAULT_SEQUENCE_LENGTH)
+        origin = "the model's usual one" if model.default_sequence_length else "none is known for this model"
+        notes.append(f"sequence length: {sequence:,} tokens ({origin})")
+    if model is not None and batch is None:
+        batch = model.default_global_batch_size or max(1, DEFAULT_TOKENS_PER_STEP // max(1, sequence or 1))
+        origin = "the model's usual one" if model.default_global_batch_size else "none is known for this model"
+        tokens = format_count(batch * (sequence or 0))
+        notes.append(f"global batch: {batch:,} sequences, {tokens} tokens a step ({origin})")
+    spec = TrainingSpec(global_batch_size=1 if batch is None else batch, sequence_length=1 if sequence is None else sequence)
+    return TrainingSpec(
+        global_batch_size=spec.global_batch_size, sequence_length=spec.sequence_length, precision=precision or spec.precision
+    )
+
+
+def reserve_text(problem: Problem) -> str:
+    """How much memory of each GPU is set aside, and who said so."""
+    if problem.memory_reserve_bytes is not None:
+        return f"{format_bytes(problem.memory_reserve_bytes)} (asked for)"
+    return f"{format_bytes(problem.framework.memory_reserve_bytes)} ({problem.framework.name})"

@@ -1,0 +1,175 @@
+"""Seconds of collectives and transfers, from the group's placement and the fitted link constants.
+
+Symbols: n ranks of the group, k of them in each of d fast domains (n = k d), S message bytes as nccl-tests counts them,
+B a tier's rated bytes/s per GPU, e its efficiency, h its ``half_bytes``, l its latency a step, R the rate a group gets
+from the network ports (topology.network_rate, the group's share while others send).
+
+Every transfer of V bytes takes  V / (e B) x (1 + (h k / S)^a)  (h is per member: S / k bytes pass each port), with one exponent a for all links:
+a curve between a start-up cost (a = 1) and a slower link (a = 0), since NCCL trades bandwidth for latency by
+switching protocol as messages shrink. Tiers work as a pipeline: the slower one sets the pace (written max below).
+
+Sources: Thakur, Rabenseifner, Gropp 2005 (rings, recursive doubling); Sanders, Speck, Traeff 2009 (double binary
+trees); nccl-tests PERFORMANCE.md (bus bandwidth); constants fitted to published rows, docs/design/collectives.md.
+Wrong when: the fabric is congested by other jobs, ranks arrive at different times, or a group's domains hold
+unequal numbers of its ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .columns import Floats
+from .topology import Group, LinkColumns, mesh_share, network_rate
+
+SATURATION_EXPONENT = 0.6
+"""Fitted once over all links (benchmarks/calibration/links.py)."""
+
+TIER_OVERLAP_NORM = 6.0
+"""Two tiers that pipeline one message take (fast^p + network^p)^(1/p) seconds: p = 1 one after the other, infinite fully hidden."""
+
+PEERS_IN_FLIGHT = 8
+"""Point-to-point transfers of one rank that NCCL runs at once within an all-to-all."""
+
+
+def all_reduce_seconds(
+    message_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None
+) -> Floats:
+    """Seconds to sum ``message_bytes`` (S, the whole buffer of one rank) over the group: the best of ring and tree.
+
+    ring: start + 2 (n - d) l_fast + 2 (d - 1) l_net + max(fast, network) of V = 2 (n - 1) / n S.
+    tree: start + 2 log2(k) l_fast + 2 log2(d) l_net + max(fast, network); fast V = 2 S, or S at the
+    in-network rate where the switch reduces (NVLS); network V = S for two domains (each sends one half of a double
+    binary tree up and the other down), else 2 S.
+
+    Args:
+        sharing: groups that use the ports of one domain at the same time; default all groups of the axis.
+    """
+    size = _floats(message_bytes)
+    ring = 2 * _ring_latency(group, links) + _ring_transfer(2 * size, size, group, links, sharing)
+    tree = _tree_latency(group, links) + _tree_transfer(size, group, links, sharing)
+    return _or_nothing(_start(group, links) + np.minimum(ring, tree), size, group)
+
+
+def all_gather_seconds(
+    gathered_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None
+) -> Floats:
+    """Seconds to gather ``gathered_bytes`` (S, the full result; each rank brings S / n) by a ring.
+
+    start + (n - d) l_fast + (d - 1) l_net + max(fast, network) of V = (n - 1) / n S. The latency is linear in n:
+    right for NCCL's ring, pessimistic for thousands of ranks where PAT or a hierarchical gather is used.
+    """
+    size = _floats(gathered_bytes)
+    seconds = _start(group, links) + _ring_latency(group, links) + _ring_transfer(size, size, group, links, sharing)
+    return _or_nothing(seconds, size, group)
+
+
+def reduce_scatter_seconds(
+    full_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None
+) -> Floats:
+    """Seconds to sum ``full_bytes`` (S, the whole buffer of one rank) and leave S / n on each: the gather reversed."""
+    return all_gather_seconds(full_bytes, group, links, sharing)
+
+
+def all_to_all_seconds(
+    sent_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None
+) -> Floats:
+    """Seconds for each rank to send ``sent_bytes`` (S, its own part included) in equal parts to all ranks.
+
+    start + l_fast ceil((k - 1) / 8) + l_net ceil((n - k) / 8) + max(fast, network): V = S (k - 1) / n over
+    the fast tier, V = S (n - k) / n over the rank's share of the network, R / k. The message that saturates is S / n, one
+    peer's. Imbalance is the caller's: pass the largest rank's bytes.
+    """
+    size = _floats(sent_bytes)
+    n, k = group.size, group.members_per_domain
+    fast_rate = links.fast.bandwidth * links.fast.all_to_all_efficiency * mesh_share(k, links)
+    rate = network_rate(k, links, sharing) / k * links.network.all_to_all_efficiency
+    fast = _transfer(size * (k - 1) / n, size / n, fast_rate, links.fast.half_bytes)
+    network = _transfer(size * (n - k) / n, size / n, rate, links.network.half_bytes)
+    latency = links.fast.latency_seconds * np.ceil((k - 1) / PEERS_IN_FLIGHT)
+    latency = latency + links.network.latency_seconds * np.ceil((n - k) / PEERS_IN_FLIGHT)
+    return _or_nothing(_start(group, links) + latency + _pipelined(fast, network), size, group)
+
+
+def p2p_seconds(
+    message_bytes: npt.ArrayLike, crosses_domain: npt.ArrayLike, links: LinkColumns, sharing: npt.ArrayLike | None = None
+) -> Floats:
+    """Seconds for one rank to send ``message_bytes`` to another, across the network where ``crosses_domain``.
+
+    start + l + V / (e_p2p x rate); the network's rate is R of one rank, ``sharing`` the ranks of its domain that
+    send at the same time (default: all of them, as pipeline neighbours do).
+    """
+    size, crosses = _floats(message_bytes), np.asarray(crosses_domain, dtype=np.bool_)
+    pair = mesh_share(2.0, links)
+    fast = _transfer(size, size, links.fast.bandwidth * links.fast.p2p_efficiency * pair, links.fast.half_bytes)
+    rate = network_rate(1.0, links, sharing) * links.network.p2p_efficiency
+    network = _transfer(size, size, rate, links.network.half_bytes)
+    start = np.where(crosses, links.network.base_seconds, links.fast.base_seconds)
+    latency = np.where(crosses, links.network.latency_seconds, links.fast.latency_seconds)
+    return np.where(size > 0, start + latency + np.where(crosses, network, fast), 0.0)
+
+
+def _ring_latency(group: Group, links: LinkColumns) -> Floats:
+    """One turn of a ring: n - d hops inside domains, d - 1 between them."""
+    inside = (group.size - group.num_domains) * links.fast.latency_seconds
+    return np.asarray(inside + (group.num_domains - 1) * links.network.latency_seconds)
+
+
+def _tree_latency(group: Group, links: LinkColumns) -> Floats:
+    """Up and down a tree: levels inside a domain and between domains."""
+    inside = np.log2(group.members_per_domain) * links.fast.latency_seconds
+    return np.asarray(2 * (inside + np.log2(group.num_domains) * links.network.latency_seconds))
+
+
+def _ring_transfer(volume: Floats, message: Floats, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None) -> Floats:
+    """The slower tier's time for (n - 1) / n of ``volume`` around a ring."""
+    k = group.members_per_domain
+    moved = volume * (group.size - 1) / group.size
+    fast = _transfer(moved, message / k, _fast_rate(group, links), links.fast.half_bytes)
+    network = _transfer(moved, message / k, _group_rate(group, links, sharing), links.network.half_bytes)
+    return _pipelined(np.where(k > 1, fast, 0.0), np.where(group.crosses, network, 0.0))
+
+
+def _tree_transfer(size: Floats, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None) -> Floats:
+    k = group.members_per_domain
+    chain = _transfer(2 * size, size / k, _fast_rate(group, links), links.fast.half_bytes)
+    in_network = links.fast.in_network_efficiency * links.fast.bandwidth
+    switch = _transfer(size, size / k, np.maximum(in_network, 1.0), links.fast.half_bytes)
+    fast = np.where(in_network > 0, np.minimum(chain, switch), chain)
+    crossing = np.where(group.num_domains == 2, 1.0, 2.0) * size
+    network = _transfer(crossing, size / k, _group_rate(group, links, sharing), links.network.half_bytes)
+    return _pipelined(np.where(k > 1, fast, 0.0), np.where(group.crosses, network, 0.0))
+
+
+def _pipelined(fast: Floats, network: Floats) -> Floats:
+    """Two tiers moving chunks of one message at the same time: the slower sets the pace, and the other still costs a little."""
+    slow, quick = np.maximum(fast, network), np.minimum(fast, network)
+    ratio = quick / np.where(slow > 0, slow, 1.0)
+    return np.asarray(slow * (1 + ratio**TIER_OVERLAP_NORM) ** (1 / TIER_OVERLAP_NORM))
+
+
+def _fast_rate(group: Group, links: LinkColumns) -> Floats:
+    return np.asarray(links.fast.bandwidth * links.fast.efficiency * mesh_share(group.members_per_domain, links))
+
+
+def _group_rate(group: Group, links: LinkColumns, sharing: npt.ArrayLike | None) -> Floats:
+    """Bytes/s that the group's rings and trees reach through one domain's ports."""
+    shared = np.where(group.members_per_domain > 1, links.network.shared_ring_efficiency, 1.0)
+    return np.asarray(network_rate(group.members_per_domain, links, sharing) * links.network.efficiency * shared)
+
+
+def _transfer(volume: Floats, message: Floats, rate: Floats, half_bytes: Floats) -> Floats:
+    """``volume`` bytes at ``rate``, slowed as ``message`` is small. Grows with the message since the exponent is below 1."""
+    return np.asarray(volume / rate * (1 + (half_bytes / np.maximum(message, 1.0)) ** SATURATION_EXPONENT))
+
+
+def _start(group: Group, links: LinkColumns) -> Floats:
+    return np.where(group.crosses, links.network.base_seconds, links.fast.base_seconds)
+
+
+def _or_nothing(seconds: Floats, size: Floats, group: Group) -> Floats:
+    return np.where((size > 0) & (group.size > 1), seconds, 0.0)
+
+
+def _floats(value: npt.ArrayLike) -> Floats:
+    return np.asarray(value, dtype=np.float64)

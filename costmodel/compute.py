@@ -1,0 +1,333 @@
+"""Kernel times of one GPU: matrix multiplication, fused attention, memory-bound kernels, optimizer.
+
+All functions take numpy arrays (or scalars) that broadcast together and return an array of that shape; the
+device is itself columns, so that rows of one call may run on different GPUs. None of them counts the
+host's launch time, which the caller adds where launches are not hidden.
+
+:class:`KernelPhysics` holds what all devices share; what differs between them is in :class:`HardwareProfile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from .columns import Floats
+from .spec.cluster import DeviceSpec
+from .spec.errors import Fault, InvalidInputError
+from .spec.hardware import HardwareProfile
+from .spec.training import ComputeType
+
+Array = npt.ArrayLike
+
+OPERAND_BYTES: dict[ComputeType, float] = {
+    ComputeType.FP32: 4,
+    ComputeType.TF32: 4,
+    ComputeType.FP16: 2,
+    ComputeType.BF16: 2,
+    ComputeType.FP8: 1,
+    ComputeType.MXFP8: 1,
+    ComputeType.FP4: 0.5,
+}
+_LOW_PRECISION = (ComputeType.FP8, ComputeType.MXFP8, ComputeType.FP4)
+
+GEMM_TILES: tuple[tuple[int, int], ...] = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128))
+"""Output tiles of one thread block that a library chooses among (rows, columns)."""
+SPLIT_K_MINIMUM = 512
+"""Elements of K that each part keeps when K is split over idle compute units."""
+ATTENTION_BLOCK = 128
+"""Query rows of one attention thread block."""
+REFERENCE_HEAD_DIM = 128
+"""Head dim at which a device's attention efficiency is stated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelPhysics:
+    """Constants of the formulas below that all devices share, as ``benchmarks/calibration/kernels.py`` fits them."""
+
+    tile_prologue: float = 169.0
+    """Prologue and epilogue of a tile, as elements of K that would take as long."""
+    input_gradient_share: float = 0.988
+    """Rate of the nn layout over nt."""
+    weight_gradient_share: float = 0.975
+    """Rate of the tn layout over nt."""
+    gemm_memory_share: float = 0.95
+    """Bandwidth of a GEMM's operand traffic over that of an elementwise kernel."""
+    power_seconds: float = 4e-3
+    """Kernel time at which the rate is half way from its cold to its sustained value; not identified below 8 ms."""
+    unaligned_share: float = 0.16
+    """Rate left when a contiguous dimension is not a multiple of 16 bytes (an unpadded vocabulary)."""
+    softmax_flops_forward: float = 340.0
+    """Softmax work on one score, as tensor FLOPs that would take as long; why head_dim 64 runs slower than 128."""
+    softmax_flops_backward: float = 500.0
+    attention_backward_tail: float = 0.3
+    """Idle tail of a backward kernel, in times of its longest thread block; it splits keys, and balances better than forward."""
+    wide_head_share: float = 0.8
+    """Rate left for head dims above 128 (multi-head latent attention), whose tiles no longer fit the registers."""
+
+
+PHYSICS = KernelPhysics()
+
+
+class GemmLayout(StrEnum):
+    """Which of a linear layer's three multiplications it is; the rate differs by how operands lie in memory."""
+
+    FORWARD = "nt"
+    """x W^T: m tokens, n outputs, k inputs."""
+    INPUT_GRADIENT = "nn"
+    """dY W: m tokens, n inputs, k outputs."""
+    WEIGHT_GRADIENT = "tn"
+    """dY^T x: m outputs, n inputs, k tokens."""
+
+
+class Elementwise(StrEnum):
+    """Memory-bound operators whose eager traffic was measured."""
+
+    ADD = "add"
+    GELU = "gelu"
+    SILU_MUL = "silu_mul"
+    LAYERNORM = "layernorm"
+    RMSNORM = "rmsnorm"
+    DROPOUT = "dropout"
+    SOFTMAX = "softmax"
+    CAST = "cast"
+    CROSS_ENTROPY = "cross_entropy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceColumns:
+    """Devices as columns: one array (or 0-d array) a figure, rates for one compute type a row.
+
+    Rates in FLOP/s, bandwidth in bytes/s, sizes in bytes; the other fields are those of :class:`HardwareProfile`.
+    """
+
+    peak_flops: Floats
+    """Dense peak of the linear layers' type."""
+    attention_peak_flops: Floats
+    """Dense 16-bit peak."""
+    operand_bytes: Floats
+    output_bytes: Floats
+    memory_bandwidth: Floats
+    num_compute_units: Floats
+    gemm_efficiency: Floats
+    gemm_small_efficiency: Floats
+    gemm_wave_quantisation: Floats
+    gemm_overhead_seconds: Floats
+    attention_forward_efficiency: Floats
+    attention_backward_efficiency: Floats
+    attention_tail: Floats
+    memory_efficiency: Floats
+    memory_half_bytes: Floats
+    optimizer_memory_efficiency: Floats
+    launch_seconds: Floats
+
+    @classmethod
+    def of(cls, device: DeviceSpec, profile: HardwareProfile, compute_type: ComputeType, *, flash2: bool = False) -> DeviceColumns:
+        """One device as 0-d columns.
+
+        Args:
+            device: its rated figures.
+            profile: what it reaches of them.
+            compute_type: the type the linear layers run in.
+            flash2: attention runs in the portable FlashAttention-2 kernels (frameworks before 2024 on Hopper and later).
+
+        Raises:
+            InvalidInputError: the device has no rate for ``compute_type``.
+        """
+        low = compute_type in _LOW_PRECISION
+        sustained = profile.fp8_efficiency if low else profile.gemm_efficiency
+        flash = profile.flash2_ratio if flash2 else 1.0
+        operand = OPERAND_BYTES[compute_type]
+        attention_peak = device.peak_flops.get(ComputeType.BF16, device.peak_flops.get(ComputeType.FP16))
+        values = {
+            "peak_flops": _peak(device, compute_type),
+            "attention_peak_flops": attention_peak if attention_peak is not None else _peak(device, compute_type),
+            "operand_bytes": operand,
+            "output_bytes": max(operand, 2.0),
+            "memory_bandwidth": device.memory_bandwidth,
+            "num_compute_units": device.num_compute_units,
+            "gemm_efficiency": sustained,
+            "gemm_small_efficiency": sustained * profile.gemm_small_efficiency / profile.gemm_efficiency,
+            "attention_forward_efficiency": profile.attention_forward_efficiency * flash,
+            "attention_backward_efficiency": profile.attention_backward_efficiency * flash,
+        }
+        return cls(**{f.name: np.asarray(values.get(f.name, getattr(profile, f.name, 0.0)), dtype=np.float64) for f in fields(cls)})
+
+    @classmethod
+    def stack(cls, rows: Sequence[DeviceColumns]) -> DeviceColumns:
+        """One row for each of ``rows`` (0-d columns), in order."""
+        return cls(**{f.name: np.array([getattr(row, f.name) for row in rows], dtype=np.float64) for f in fields(cls)})
+
+    def take(self, index: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice | tuple[slice | None, ...]) -> DeviceColumns:
+        """The rows (or, with ``(slice(None), None)``, the new axis) that ``index`` asks of every column."""
+        return DeviceColumns(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+
+def _peak(device: DeviceSpec, compute_type: ComputeType) -> float:
+    try:
+        return device.peak_flops[compute_type]
+    except KeyError:
+        known = ", ".join(sorted(device.peak_flops))
+        raise InvalidInputError(
+            Fault(field="precision", given=str(compute_type), required=f"a type that {device.id} multiplies in", fix=f"it has {known}")
+        ) from None
+
+
+def gemm_seconds(
+    device: DeviceColumns,
+    m: Array,
+    n: Array,
+    k: Array,
+    *,
+    layout: GemmLayout = GemmLayout.FORWARD,
+    count: Array = 1,
+    physics: KernelPhysics = PHYSICS,
+) -> Floats:
+    """Device time of ``count`` multiplications (m x k)(k x n) that run as one batched or grouped kernel.
+
+    The output is cut into tiles a x b; of the candidates the fastest counts::
+
+        tiles   = count ceil(m/a) ceil(n/b)
+        splits  = tiles that K is cut into when there are fewer tiles than units
+        waves   = w + q (ceil(w) - w),  w = tiles splits / units, at least 1
+        compute = waves 2 a b (k/splits + k0) units / (peak e)
+        e       = e_long + (e_small - e_long) / (1 + t/t_power)
+        memory  = (operand bytes + output bytes) / bandwidth
+        seconds = (compute^4 + memory^4)^(1/4) + overhead
+
+    q, e_long, e_small and the overhead are the device's; k0 and t_power are :class:`KernelPhysics`.
+
+    Sources: fitted to 552 shapes in three layouts on one H200 (``benchmarks/data``, docs/design/kernel-model.md); tile
+    and wave quantisation as in NVIDIA's matrix multiplication guide. Wrong for: FP32 outputs (up to 5 % slow),
+    operands of zeros (up to 15 % faster, less power), grouped kernels of frameworks that launch each expert's on its own.
+    """
+    m, n, k, count = (np.asarray(x, dtype=np.float64) for x in (m, n, k, count))
+    work = _tile_work(device, m, n, k, count, physics)
+    ideal = work * device.num_compute_units / (device.peak_flops * _layout_share(device, m, n, k, layout, physics))
+    compute = ideal / _power_limited(ideal, device.gemm_small_efficiency, device.gemm_efficiency, physics)
+    traffic = count * ((m * k + k * n) * device.operand_bytes + m * n * device.output_bytes)
+    memory = traffic / (device.memory_bandwidth * device.memory_efficiency * physics.gemm_memory_share)
+    return _roofline(compute, memory) + device.gemm_overhead_seconds
+
+
+def _tile_work(device: DeviceColumns, m: Floats, n: Floats, k: Floats, count: Floats, physics: KernelPhysics) -> Floats:
+    """FLOPs that the busiest compute unit does under the best tile, prologues and quantisation included."""
+    units, quantisation = device.num_compute_units, device.gemm_wave_quantisation
+    rows_of = {rows: count * np.ceil(m / rows) for rows, _ in GEMM_TILES}
+    columns_of = {columns: np.ceil(n / columns) for _, columns in GEMM_TILES}
+    most_splits = np.maximum(1.0, k / SPLIT_K_MINIMUM)
+    best: Floats = np.asarray(np.inf)
+    for rows, columns in GEMM_TILES:
+        tiles = rows_of[rows] * columns_of[columns]
+        splits = np.minimum(most_splits, np.maximum(1.0, np.floor(units / tiles)))
+        waves = tiles * splits / units
+        waves = np.maximum(1.0, waves + quantisation * (np.ceil(waves) - waves))
+        work = waves * (k / splits + physics.tile_prologue) * (2.0 * rows * columns)
+        best = np.minimum(best, work)
+    return best
+
+
+def _layout_share(device: DeviceColumns, m: Floats, n: Floats, k: Floats, layout: GemmLayout, physics: KernelPhysics) -> Floats:
+    """Rate over that of an aligned forward GEMM; tensor cores want contiguous dimensions in multiples of 16 bytes."""
+    share = {GemmLayout.INPUT_GRADIENT: physics.input_gradient_share, GemmLayout.WEIGHT_GRADIENT: physics.weight_gradient_share}
+    contiguous = m if layout is GemmLayout.WEIGHT_GRADIENT else k
+    aligned = ((contiguous * device.operand_bytes) % 16 == 0) & ((n * device.operand_bytes) % 16 == 0)
+    return np.where(aligned, 1.0, physics.unaligned_share) * share.get(layout, 1.0)
+
+
+def _power_limited(ideal: Floats, small: Floats, sustained: Floats, physics: KernelPhysics) -> Floats:
+    """Share of the peak, falling from ``small`` to ``sustained`` as a kernel of ``ideal`` seconds at full peak grows."""
+    return sustained + (small - sustained) / (1.0 + ideal / (small * physics.power_seconds))
+
+
+def _roofline(compute: Floats, memory: Floats) -> Floats:
+    """(compute^4 + memory^4)^(1/4): a kernel overlaps the two, less well where they are alike."""
+    longer, shorter = np.maximum(compute, memory), np.minimum(compute, memory)
+    square = np.square(np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0))
+    return longer * np.sqrt(np.sqrt(1.0 + square * square))
+
+
+def attention_seconds(
+    device: DeviceColumns,
+    *,
+    batch: Array,
+    heads: Array,
+    kv_heads: Array,
+    query_length: Array,
+    key_length: Array,
+    head_dim: Array,
+    v_head_dim: Array | None = None,
+    causal_fraction: Array = 0.5,
+    backward: bool = False,
+    physics: KernelPhysics = PHYSICS,
+) -> Floats:
+    """Device time of fused (flash) attention over ``batch`` sequences.
+
+    ``heads`` and ``kv_heads`` are those of this GPU; ``causal_fraction`` is the share of the query x key scores that is
+    computed: 0.5 for causal, 1 for full. Symbols: d and v the head dims of keys and values::
+
+        flops a score = 2 (d + v) forward, 2 (3 d + 2 v) backward (scores recomputed)
+        cost a score  = (flops + softmax) / (peak e), e the device's at d = v = 128
+        scores        = queries x (keys x causal_fraction + 64 on the diagonal)
+        seconds       = batch heads scores cost + tail x longest block + kernels x overhead
+
+    One thread block holds 128 queries; where the blocks are few the tail term leaves units idle. Sources: H200
+    (``benchmarks/data/h200/attention.csv``), A100 and B200 rows of SimuMax. Wrong for: kernels without causal skipping (ask
+    for ``causal_fraction=1``), head_dim above 256, sequences packed from short documents.
+    """
+    d = np.asarray(head_dim, dtype=np.float64)
+    v = d if v_head_dim is None else np.asarray(v_head_dim, dtype=np.float64)
+    flops = 2 * (3 * d + 2 * v) if backward else 2 * (d + v)
+    reference = REFERENCE_HEAD_DIM * (10.0 if backward else 4.0)
+    softmax = physics.softmax_flops_backward if backward else physics.softmax_flops_forward
+    efficiency = device.attention_backward_efficiency if backward else device.attention_forward_efficiency
+    tail = physics.attention_backward_tail if backward else device.attention_tail
+    batch, heads, kv_heads, queries, keys = (
+        np.asarray(x, dtype=np.float64) for x in (batch, heads, kv_heads, query_length, key_length)
+    )
+    rows = np.ceil(queries / ATTENTION_BLOCK) * ATTENTION_BLOCK
+    # half a block beside the diagonal is computed and masked
+    fraction = np.asarray(causal_fraction, dtype=np.float64)
+    scores = batch * heads * rows * (keys * fraction + ATTENTION_BLOCK / 2 * (fraction < 1))
+    ideal_cost = (flops + softmax) * (reference / (reference + softmax)) / device.attention_peak_flops
+    longest = ATTENTION_BLOCK * keys * device.num_compute_units
+    ideal = (scores + tail * longest) * ideal_cost
+    compute = ideal / (efficiency * np.where(d > REFERENCE_HEAD_DIM, physics.wide_head_share, 1.0))
+    elements = batch * (heads * queries + kv_heads * keys) * (d + v)
+    memory = elements * (4.0 if backward else 2.0) / (device.memory_bandwidth * device.memory_efficiency)
+    kernels = 3 if backward else 1
+    return _roofline(compute, memory) + kernels * device.gemm_overhead_seconds
+
+
+def memory_seconds(device: DeviceColumns, bytes_moved: Array) -> Floats:
+    """Device time of one memory-bound kernel: (bytes + half) / (bandwidth x efficiency).
+
+    ``half`` bytes are the ramp of one kernel. Source: ``benchmarks/data/h200/membound.csv`` (copy, add). Wrong for tensors that
+    stay in the L2 cache between two kernels (faster, below some 30 MB on H200), and for writes alone (fill reaches 0.77 of it).
+    """
+    moved = np.asarray(bytes_moved, dtype=np.float64)
+    return (moved + device.memory_half_bytes * (moved > 0)) / (device.memory_bandwidth * device.memory_efficiency)
+
+
+def cast_seconds(device: DeviceColumns, elements: Array, *, source_bytes: float = 2, target_bytes: float = 1, passes: float = 2) -> Floats:
+    """Device time of casting a tensor to FP8: ``passes`` over the source (amax, then cast) and one write.
+
+    A current-scaling cast reads the tensor twice; delayed scaling once. Source: ``gemm_fp8.csv`` has a chain of eager
+    kernels, which is slower (see :data:`EAGER_TRAFFIC`).
+    """
+    moved = np.asarray(elements, dtype=np.float64) * (source_bytes * passes + target_bytes)
+    return memory_seconds(device, moved)
+
+
+def optimizer_seconds(device: DeviceColumns, bytes_moved: Array) -> Floats:
+    """Device time of a fused multi-tensor optimizer (or gradient norm) over ``bytes_moved``.
+
+    FP32 AdamW moves 28 bytes a parameter (read weight, gradient, two states; write weight and states). Source:
+    ``benchmarks/data/h200/optimizer.csv``. Wrong for all-16-bit states, whose update reaches 0.8 of it.
+    """
+    moved = np.asarray(bytes_moved, dtype=np.float64)
+    return (moved + device.memory_half_bytes * (moved > 0)) / (device.memory_bandwidth * device.optimizer_memory_efficiency)

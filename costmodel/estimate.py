@@ -1,0 +1,177 @@
+"""The estimate of one strategy: the arrays of :mod:`step` for one row, with the schedule simulated and every term named."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .columns import StrategyColumns
+from .flops import forward_flops_per_token, step_model_flops
+from .inputs import Inputs
+from .layer import PassTimes
+from .problem import Problem
+from .spec.estimate import Estimate, StageEstimate, StageMemory, TimeBreakdown
+from .spec.strategy import ContextParallelKind, Strategy
+from .spec.training import ComputeType
+from .step import StageCosts, stage_groups
+
+_COMMUNICATION = {
+    "exposed_tensor_communication": "tensor",
+    "exposed_context_communication": "context",
+    "exposed_expert_communication": "expert",
+}
+
+
+def estimate(problem: Problem, strategy: Strategy) -> Estimate:
+    """Time and memory of ``strategy``, which must be feasible (:func:`autopar.search.feasibility.faults` says why not).
+
+    The step time is exact for the schedule: where no closed form is, its actions are simulated.
+    """
+    inputs = Inputs.of(problem)
+    (costs,) = stage_groups(inputs, StrategyColumns.of([strategy]), simulate=True)
+    step_time = float(costs.step_seconds[0])
+    breakdown = _breakdown(costs)
+    stages = tuple(_stage(costs, rank) for rank in range(costs.pipeline_parallel_size))
+    peak = max(stage.peak_memory_bytes for stage in stages)
+    gpus = problem.cluster.num_gpus
+    flops = float(step_model_flops(inputs)) / step_time / gpus
+    hardware_flops = flops * _recomputation_factor(inputs, costs, strategy)
+    rated = reference_flops(problem)
+    capacity = float(problem.cluster.device.memory_bytes)
+    tokens = problem.training.tokens_per_step
+    return Estimate(
+        fits=peak <= capacity,
+        step_time_seconds=step_time,
+        step_time_interval=None,
+        tokens_per_second_per_gpu=tokens / step_time / gpus,
+        model_flops_per_second_per_gpu=flops,
+        mfu=flops / rated,
+        hfu=hardware_flops / rated,
+        bubble_fraction=breakdown.pipeline_bubble / step_time,
+        peak_memory_bytes=peak,
+        memory_capacity_bytes=capacity,
+        fit_probability=None,
+        time=breakdown,
+        stages=stages,
+        warnings=_warnings(problem, strategy),
+        provenance=_provenance(problem),
+    )
+
+
+def reference_flops(problem: Problem) -> float:
+    """The rate MFU is counted against: the dense peak of the linear layers' type."""
+    peaks = problem.cluster.device.peak_flops
+    return float(peaks[problem.training.precision.linear])
+
+
+def _recomputation_factor(inputs: Inputs, costs: StageCosts, strategy: Strategy) -> float:
+    """Hardware over model FLOPs: one more forward of the recomputed layers over the three of every step."""
+    layer_share = float(costs.recomputed[0].mean())
+    head = float(2 * inputs.model.vocab * inputs.model.hidden / forward_flops_per_token(inputs))
+    return 1 + layer_share * (1 - min(head, 1.0)) / 3
+
+
+def _breakdown(costs: StageCosts) -> TimeBreakdown:
+    """Seconds by term on the rank that works longest; its idle time is the bubble."""
+    layer = costs.layer
+    count = float(costs.num_microbatches[0])
+    work = costs.forward + costs.backward
+    busy = (work @ costs.on_rank.T)[0] * count
+    rank = int(np.argmax(busy))
+    mine = costs.on_rank[rank] > 0
+    dense, moe = float(costs.dense_layers[mine].sum()), float(costs.moe_layers[mine].sum())
+    share, selective = float(costs.recomputed[0, rank]), float(costs.selective[0])
+
+    def passes(name: str) -> PassTimes:
+        of_dense: PassTimes = getattr(layer.dense, name)
+        of_moe: PassTimes = getattr(layer.moe, name)
+        return of_dense.scaled(dense) + of_moe.scaled(moe)
+
+    forward, backward = passes("forward"), passes("backward")
+    both = forward + backward
+    repeated = share * float(forward.total[0]) + selective * float(passes("selective").total[0])
+    ends = float((costs.end_forward + costs.end_backward)[0, mine].sum())
+    transfers = float(costs.transfers[0, mine].sum())
+    tail_rank = int(np.argmax(costs.data_seconds[0] + costs.optimizer_seconds[0]))
+    terms = {field: count * float(getattr(both, name)[0]) for field, name in _COMMUNICATION.items()}
+    return TimeBreakdown(
+        matrix_multiplication=count * float(both.matrix[0]),
+        attention=count * float(both.attention[0]),
+        elementwise=count * float(both.elementwise[0]),
+        embedding_and_loss=count * ends,
+        recompute=count * repeated,
+        host_launch=count * float(both.host[0]),
+        gradient_accumulation=count * float(both.accumulation[0]),
+        exposed_pipeline_communication=count * transfers,
+        exposed_data_communication=float(costs.data_seconds[0, tail_rank]) + count * float(both.sharded[0]),
+        optimizer=float(costs.optimizer_seconds[0, tail_rank]),
+        pipeline_bubble=float(costs.makespan[0]) - float(busy[rank]),
+        overhead=float(costs.overhead[0]),
+        **terms,
+    )
+
+
+def _stage(costs: StageCosts, rank: int) -> StageEstimate:
+    """What pipeline rank ``rank`` holds and takes."""
+    counts = costs.dense_layers + costs.moe_layers
+    ends = np.cumsum(counts)
+    mine = np.flatnonzero(costs.on_rank[rank] > 0)
+    states = costs.states
+    peak = float(costs.rank_memory[0, rank])
+    memory = StageMemory(
+        parameters=float(states.parameters[0, rank]),
+        gradients=float(states.gradients[0, rank]),
+        master_weights=float(states.master_weights[0, rank]),
+        optimizer_states=float(states.optimizer_states[0, rank]),
+        activations=float(costs.activations[0, rank]),
+        logits_and_loss=float(costs.logits[0, rank]),
+        communication_buffers=float(costs.buffers[0, rank]),
+        framework_reserve=float(costs.reserve[0, rank]),
+    )
+    return StageEstimate(
+        pipeline_rank=rank,
+        layers=tuple((int(ends[stage] - counts[stage]), int(ends[stage])) for stage in mine),
+        num_layers=int(counts[mine].sum()),
+        holds_embedding=0 in mine,
+        holds_head=len(counts) - 1 in mine,
+        num_parameters=round(float(costs.parameters[0, rank])),
+        forward_seconds=float(costs.forward[0, mine].sum()),
+        backward_seconds=float(costs.backward[0, mine].sum()),
+        microbatches_in_flight=float(costs.in_flight[0, rank]) / len(mine),
+        memory=memory,
+        peak_memory_bytes=peak,
+    )
+
+
+def _warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
+    """What makes this estimate less sure than others, or the plan slower than it looks."""
+    notes = []
+    domain = problem.cluster.fast_domain_size
+    if strategy.tensor_parallel_size > domain:
+        notes.append(
+            f"tensor_parallel_size={strategy.tensor_parallel_size} crosses the {domain}-GPU {problem.cluster.fast_tier.name} domain:"
+            " every layer's reductions go over the network"
+        )
+    count = strategy.num_microbatches(problem.training.global_batch_size)
+    if strategy.pipeline_parallel_size > 1 and count < strategy.pipeline_parallel_size:
+        notes.append(f"{count} micro-batches do not fill {strategy.pipeline_parallel_size} pipeline stages")
+    if strategy.context_parallel_size > 1 and strategy.context_parallel_kind is not ContextParallelKind.RING:
+        notes.append(f"context_parallel_kind={strategy.context_parallel_kind.value} is estimated without a measured run of its kind")
+    if problem.training.precision.linear in (ComputeType.MXFP8, ComputeType.FP4):
+        notes.append(f"{problem.training.precision.name} is scaled from FP8 measurements")
+    return tuple(notes)
+
+
+def _provenance(problem: Problem) -> dict[str, str]:
+    """Where each part's constants come from."""
+    hardware = problem.hardware
+    origins = sorted({str(origin) for origin in hardware.origin.values()}) or ["analytic"]
+    table = {
+        "device": f"{problem.cluster.device.id}: rated figures of the catalog",
+        "kernels": f"{hardware.device}: {', '.join(origins)}",
+        "framework": f"{problem.framework.id}: {problem.framework.source}",
+        "schedule": "simulated",
+    }
+    for link in problem.links:
+        table[f"link {link.tier}"] = f"{link.origin}: {link.source}"
+    return table
+

@@ -1,0 +1,146 @@
+"""Everything an evaluation reads besides the strategies, as columns.
+
+A single problem gives 0-d arrays that broadcast over the strategies; an accuracy table stacks one problem a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from .columns import Floats, stack
+from .compute import DeviceColumns
+from .model_columns import ModelColumns
+from .problem import Problem
+from .spec.framework import ExecutionProfile
+from .spec.training import ComputeType, Optimizer, TrainingSpec
+from .topology import LinkColumns
+
+
+def wide_type(linear: ComputeType) -> ComputeType:
+    """The type of what does not run in FP8 or FP4."""
+    return ComputeType.BF16 if linear in (ComputeType.FP8, ComputeType.MXFP8, ComputeType.FP4) else linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingColumns:
+    """Batch, sequence and the bytes each value takes."""
+
+    global_batch_size: Floats
+    sequence_length: Floats
+    activation_bytes: Floats
+    parameter_bytes: Floats
+    gradient_bytes: Floats
+    master_weight_bytes: Floats
+    optimizer_state_bytes: Floats
+    gradient_reduce_bytes: Floats
+    parameter_gather_bytes: Floats
+    cached_weight_bytes: Floats
+    low_precision_linear: Floats
+    """1 where the linear layers run in FP8 or FP4."""
+    autocast: Floats
+    """1 where parameters are wider than the activations and are cast on the fly."""
+
+    @classmethod
+    def of(cls, training: TrainingSpec, framework: ExecutionProfile) -> TrainingColumns:
+        """Sizes of ``training``, with what ``framework`` stores in its own way."""
+        precision = training.precision
+        mixed = precision.master_weight_bytes > 0
+        values = {
+            "global_batch_size": training.global_batch_size,
+            "sequence_length": training.sequence_length,
+            "activation_bytes": precision.activation_bytes,
+            "parameter_bytes": precision.parameter_bytes,
+            "gradient_bytes": framework.gradient_bytes if mixed and framework.gradient_bytes else precision.gradient_bytes,
+            "master_weight_bytes": precision.master_weight_bytes,
+            "optimizer_state_bytes": precision.optimizer_state_bytes if training.optimizer is Optimizer.ADAM else 0.0,
+            "gradient_reduce_bytes": framework.gradient_reduce_bytes or precision.gradient_reduce_bytes,
+            "parameter_gather_bytes": precision.parameter_gather_bytes,
+            "cached_weight_bytes": precision.cached_weight_bytes,
+            "low_precision_linear": precision.linear.value in ("fp8", "mxfp8", "nvfp4"),
+            "autocast": precision.parameter_bytes > precision.activation_bytes,
+        }
+        return cls(**{name: np.asarray(value, dtype=np.float64) for name, value in values.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkColumns:
+    """The numbers and flags of :class:`ExecutionProfile`, field for field."""
+
+    fused_attention: Floats
+    dropout: Floats
+    elementwise_forward_passes: Floats
+    elementwise_backward_passes: Floats
+    kernels_per_layer_forward: Floats
+    kernels_per_layer_backward: Floats
+    host_launch_factor: Floats
+    host_seconds_per_collective: Floats
+    fused_gradient_accumulation: Floats
+    loss_passes: Floats
+    tensor_overlap_forward: Floats
+    tensor_overlap_backward: Floats
+    data_overlap: Floats
+    param_gather_overlap: Floats
+    sharded_overlap: Floats
+    pipeline_overlap: Floats
+    expert_overlap: Floats
+    context_overlap: Floats
+    pipeline_scatter_gather: Floats
+    step_overhead_fraction: Floats
+    step_overhead_seconds: Floats
+    straggler_fraction_per_doubling: Floats
+    expert_imbalance: Floats
+    memory_reserve_bytes: Floats
+    fragmentation: Floats
+    gated_tensors_kept: Floats
+    query_copies_kept: Floats
+    logits_bytes: Floats
+    vocab_padding_multiple: Floats
+
+    @classmethod
+    def of(cls, framework: ExecutionProfile, *, memory_reserve_bytes: float | None = None) -> FrameworkColumns:
+        """The columns of ``framework``, with the reserve the user asked for in place of its own."""
+        columns = {f.name: np.asarray(getattr(framework, f.name), dtype=np.float64) for f in fields(cls)}
+        if memory_reserve_bytes is not None:
+            columns["memory_reserve_bytes"] = np.asarray(memory_reserve_bytes, dtype=np.float64)
+        return cls(**columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """One problem, or one a row."""
+
+    model: ModelColumns
+    device: DeviceColumns
+    """Rates for the linear layers' type."""
+    wide_device: DeviceColumns
+    """Rates for everything else: attention, head, router."""
+    links: LinkColumns
+    training: TrainingColumns
+    framework: FrameworkColumns
+    num_gpus: Floats
+    gpus_per_node: Floats
+    memory_bytes: Floats
+
+    @classmethod
+    def of(cls, problem: Problem) -> Inputs:
+        """The constants of ``problem`` as 0-d arrays."""
+        cluster, linear = problem.cluster, problem.training.precision.linear
+        return cls(
+            model=ModelColumns.of(problem.model),
+            device=DeviceColumns.of(cluster.device, problem.hardware, linear),
+            wide_device=DeviceColumns.of(cluster.device, problem.hardware, wide_type(linear)),
+            links=LinkColumns.of(cluster, problem.links),
+            training=TrainingColumns.of(problem.training, problem.framework),
+            framework=FrameworkColumns.of(problem.framework, memory_reserve_bytes=problem.memory_reserve_bytes),
+            num_gpus=np.asarray(cluster.num_gpus, dtype=np.float64),
+            gpus_per_node=np.asarray(cluster.gpus_per_node, dtype=np.float64),
+            memory_bytes=np.asarray(cluster.device.memory_bytes, dtype=np.float64),
+        )
+
+    @classmethod
+    def stacked(cls, problems: Sequence[Problem]) -> Inputs:
+        """One row a problem."""
+        return stack([cls.of(problem) for problem in problems])

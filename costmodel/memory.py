@@ -1,0 +1,143 @@
+"""Bytes on one GPU: what a layer keeps, what a parameter costs, what is in flight.
+
+Activation bytes count every tensor autograd keeps between forward and backward, once (Korthikanti 2022, section 4, with the
+terms of fused attention, gated feed-forwards, rotary positions and experts added). They reproduce the bytes measured for
+eager PyTorch layers to 1 % (benchmarks/data/h200/layer.csv).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .columns import Floats, StrategyColumns
+from .inputs import Inputs
+from .operators import score_elements
+from .sharding import LocalParameters, Shard
+
+LOGSUMEXP_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerActivations:
+    """Bytes one layer keeps for one micro-batch, under each recomputation choice."""
+
+    kept: Floats
+    selective: Floats
+    """With the attention core's scores dropped."""
+    checkpoint: Floats
+    """Its input alone: what full recomputation keeps."""
+
+
+def attention_activations(inputs: Inputs, shard: Shard) -> tuple[Floats, Floats]:
+    """Bytes the attention block keeps, and how many of them are scores.
+
+    norm input and output (2 tensors of h), q, k, v, the attention output, log-sum-exp; rotary adds rotated q and k (q, k, v
+    stay as views of one product). Latent attention keeps its compressed tensors and their norms too. Unfused
+    attention keeps softmax output and, with dropout, its mask and result: 5 bytes a score at 2 bytes a value.
+    """
+    model, framework, e = inputs.model, inputs.framework, inputs.training.activation_bytes
+    queries = shard.local_heads * model.qk_head_dim
+    values = shard.local_heads * model.v_head_dim
+    kv = shard.local_kv_heads * model.v_head_dim
+    rotated = model.rotary * (queries + kv + framework.query_copies_kept * queries)
+    plain = queries + 2 * kv + rotated + values
+    latent = 2 * queries + 2 * (queries + values) - queries + values
+    width = np.where(model.latent > 0, latent, plain)
+    compressed = model.latent * (2 * model.query_lora_rank + 2 * model.kv_lora_rank + model.rope_head_dim)
+    norms = 2 * model.norms_per_layer / 2
+    wide = linear_input_bytes(inputs)
+    outer = shard.norm_tokens * (model.hidden * (e * norms / 2 + wide * norms / 2) + e * compressed)
+    dropout = framework.dropout * model.hidden * shard.norm_tokens
+    statistics = LOGSUMEXP_BYTES * shard.local_heads * framework.fused_attention
+    scores = score_elements(inputs, shard) * (1 - framework.fused_attention) * (e + framework.dropout * (e + 1))
+    return outer + shard.tokens * (e * width + statistics) + dropout + scores, scores
+
+
+def linear_input_bytes(inputs: Inputs) -> Floats:
+    """Bytes of a value kept only to be the input of a linear layer: 1 where those run in FP8."""
+    return np.where(inputs.training.low_precision_linear > 0, 1.0, inputs.training.activation_bytes)
+
+
+def feed_forward_activations(inputs: Inputs, shard: Shard, width: Floats) -> Floats:
+    """Bytes a dense feed-forward of ``width`` keeps: norm input and output, then its inner tensors.
+
+    Plain: activation input and output. Gated: gate, up and product, and in eager PyTorch the activated gate.
+    """
+    model, framework, e = inputs.model, inputs.framework, inputs.training.activation_bytes
+    norms = 2 * model.norms_per_layer / 2
+    wide = linear_input_bytes(inputs)
+    inner = np.where(model.gated > 0, e * (framework.gated_tensors_kept - 1) + wide, e + wide)
+    outer = shard.norm_tokens * model.hidden * (e * norms / 2 + wide * norms / 2 + framework.dropout)
+    return outer + shard.tokens * inner * width / shard.tp
+
+
+def expert_activations(inputs: Inputs, shard: Shard) -> Floats:
+    """Bytes an expert layer's feed-forward keeps: router, permuted rows, inner tensors of the routed rows, shared expert.
+
+    Rows do not shrink with expert parallelism: a rank receives as many as it sends (balanced routing).
+    """
+    model, framework, e = inputs.model, inputs.framework, inputs.training.activation_bytes
+    rows = shard.expert_rows * framework.expert_imbalance
+    wide = linear_input_bytes(inputs)
+    inner = np.where(model.gated > 0, e * (framework.gated_tensors_kept - 1) + wide, e + wide)
+    routed = rows * (wide * model.hidden + e * model.hidden + inner * model.moe_ffn / shard.etp)
+    router = shard.norm_tokens * 4 * 2 * model.num_experts
+    return routed + router + feed_forward_activations(inputs, shard, model.shared_ffn)
+
+
+def layer_activations(inputs: Inputs, shard: Shard, *, moe: bool) -> LayerActivations:
+    """Bytes one dense or expert layer keeps for one micro-batch."""
+    attention, scores = attention_activations(inputs, shard)
+    feed_forward = expert_activations(inputs, shard) if moe else feed_forward_activations(inputs, shard, inputs.model.ffn)
+    kept = attention + feed_forward
+    checkpoint = inputs.training.activation_bytes * inputs.model.hidden * shard.norm_tokens + 0 * kept
+    return LayerActivations(kept=kept, selective=kept - scores, checkpoint=checkpoint)
+
+
+def logits_bytes(inputs: Inputs, shard: Shard) -> Floats:
+    """Bytes the head and loss of one micro-batch hold at their peak: logits, fp32 copy, gradients."""
+    inputs_kept = 2 * inputs.training.activation_bytes * inputs.model.hidden * shard.norm_tokens
+    return shard.tokens * shard.vocab / shard.tp * inputs.framework.logits_bytes + inputs_kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes a rank's parameters cost, by kind."""
+
+    parameters: Floats
+    gradients: Floats
+    master_weights: Floats
+    optimizer_states: Floats
+
+    @property
+    def total(self) -> Floats:
+        return self.parameters + self.gradients + self.master_weights + self.optimizer_states
+
+
+def state_bytes(inputs: Inputs, strategies: StrategyColumns, parameters: Floats, shards: Floats) -> StateBytes:
+    """States of ``parameters`` local parameters whose shards spread over ``shards`` ranks, per ZeRO stage.
+
+    Stage 1 shards optimizer states and master weights, 2 gradients too, 3 parameters too (Rajbhandari 2020, figure 1).
+    Cached low-precision copies are whole on every rank below stage 3.
+    """
+    training, stage = inputs.training, strategies.zero_stage
+    limit = np.where(strategies.shard_group_size > 0, strategies.shard_group_size, shards)
+    over = np.minimum(shards, limit)
+    sharded_optimizer = np.where(stage >= 1, over, 1)
+    return StateBytes(
+        parameters=parameters * (training.parameter_bytes + training.cached_weight_bytes) / np.where(stage >= 3, over, 1),
+        gradients=parameters * training.gradient_bytes / np.where(stage >= 2, over, 1),
+        master_weights=parameters * training.master_weight_bytes / sharded_optimizer,
+        optimizer_states=parameters * training.optimizer_state_bytes / sharded_optimizer,
+    )
+
+
+def gathered_bytes(inputs: Inputs, strategies: StrategyColumns, local: LocalParameters) -> Floats:
+    """ZeRO-3's working set: two gathered layers and one layer's whole gradients."""
+    training = inputs.training
+    largest = np.maximum(local.dense_layer, local.moe_layer_shared + local.moe_layer_expert)
+    ends = np.maximum(local.embedding, local.head)
+    working = np.maximum(2 * largest, ends + largest) * training.parameter_gather_bytes + largest * training.gradient_reduce_bytes
+    return np.where(strategies.zero_stage == 3, working, 0)
