@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec, LinkTier
-from autopar.costmodel.spec.errors import AutoparError, UnknownNameError
+from autopar.costmodel.spec.errors import AutoparError, InvalidInputError, UnknownNameError
 from autopar.costmodel.spec.framework import ExecutionProfile
 from autopar.costmodel.spec.model import ModelSpec
 from autopar.costmodel.spec.units import GB, TERA, format_bytes, format_count
@@ -51,8 +51,7 @@ def entry(kind: str, name: str) -> Entry:
     if kind == "devices":
         return hardware.device(name)
     if kind == "clusters":
-        node = hardware.cluster(name, 1)
-        return hardware.cluster(name, node.gpus_per_node)
+        return _two_nodes(name)
     if kind == "models":
         return models.model(name)
     if kind == "frameworks":
@@ -79,6 +78,17 @@ def listing(kind: str) -> Listing:
 def tier_text(tier: LinkTier) -> str:
     """``nvlink 450 GB/s`` (per GPU, one direction)."""
     return f"{tier.name} {tier.bandwidth / GB:.3g} GB/s"
+
+
+def _two_nodes(name: str) -> ClusterSpec:
+    """A cluster large enough to show all its tiers, or one node of what ends at its node."""
+    from autopar.catalog import hardware
+
+    per_node = hardware.cluster(name, 1).gpus_per_node
+    try:
+        return hardware.cluster(name, 2 * per_node)
+    except InvalidInputError:
+        return hardware.cluster(name, per_node)
 
 
 def _device_row(device: Entry) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ Symbols: n ranks of the group, k of them in each of d fast domains (n = k d), S 
 B a tier's rated bytes/s per GPU, e its efficiency, h its ``half_bytes``, l its latency a step, R the rate a group gets
 from the network ports (topology.network_rate, the group's share while others send).
 
-Every transfer of V bytes takes  V / (e B) x (1 + (h k / S)^a)  (h is per member: S / k bytes pass each port), with one exponent a for all links:
-a curve between a start-up cost (a = 1) and a slower link (a = 0), since NCCL trades bandwidth for latency by
-switching protocol as messages shrink. Tiers work as a pipeline: the slower one sets the pace (written max below).
+Every transfer of V bytes takes  V / (e B) x (1 + (h k / S)^a)  (h is per member: S / k bytes pass each port), with one
+exponent a for all links: a curve between a start-up cost (a = 1) and a slower link (a = 0), since NCCL trades bandwidth
+for latency by switching protocol as messages shrink. Tiers work as a pipeline: the slower one sets the pace (written max
+below).
 
 Sources: Thakur, Rabenseifner, Gropp 2005 (rings, recursive doubling); Sanders, Speck, Traeff 2009 (double binary
 trees); nccl-tests PERFORMANCE.md (bus bandwidth); constants fitted to published rows, docs/design/collectives.md.
@@ -23,18 +24,17 @@ from .columns import Floats
 from .topology import Group, LinkColumns, mesh_share, network_rate
 
 SATURATION_EXPONENT = 0.6
-"""Fitted once over all links (benchmarks/calibration/links.py)."""
+"""Chosen once for all links: of 0.5 to 0.8, the least error over all published rows."""
 
 TIER_OVERLAP_NORM = 6.0
-"""Two tiers that pipeline one message take (fast^p + network^p)^(1/p) seconds: p = 1 one after the other, infinite fully hidden."""
+"""Two tiers that pipeline one message take (fast^p + network^p)^(1/p) seconds: p = 1 one after the other, infinite fully hidden.
+Of 1 to 6, the least error on published all-reduces of two and more nodes."""
 
 PEERS_IN_FLIGHT = 8
 """Point-to-point transfers of one rank that NCCL runs at once within an all-to-all."""
 
 
-def all_reduce_seconds(
-    message_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None
-) -> Floats:
+def all_reduce_seconds(message_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None) -> Floats:
     """Seconds to sum ``message_bytes`` (S, the whole buffer of one rank) over the group: the best of ring and tree.
 
     ring: start + 2 (n - d) l_fast + 2 (d - 1) l_net + max(fast, network) of V = 2 (n - 1) / n S.
@@ -51,9 +51,7 @@ def all_reduce_seconds(
     return _or_nothing(_start(group, links) + np.minimum(ring, tree), size, group)
 
 
-def all_gather_seconds(
-    gathered_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None
-) -> Floats:
+def all_gather_seconds(gathered_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None) -> Floats:
     """Seconds to gather ``gathered_bytes`` (S, the full result; each rank brings S / n) by a ring.
 
     start + (n - d) l_fast + (d - 1) l_net + max(fast, network) of V = (n - 1) / n S. The latency is linear in n:
@@ -64,16 +62,12 @@ def all_gather_seconds(
     return _or_nothing(seconds, size, group)
 
 
-def reduce_scatter_seconds(
-    full_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None
-) -> Floats:
+def reduce_scatter_seconds(full_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None) -> Floats:
     """Seconds to sum ``full_bytes`` (S, the whole buffer of one rank) and leave S / n on each: the gather reversed."""
     return all_gather_seconds(full_bytes, group, links, sharing)
 
 
-def all_to_all_seconds(
-    sent_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None
-) -> Floats:
+def all_to_all_seconds(sent_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None) -> Floats:
     """Seconds for each rank to send ``sent_bytes`` (S, its own part included) in equal parts to all ranks.
 
     start + l_fast ceil((k - 1) / 8) + l_net ceil((n - k) / 8) + max(fast, network): V = S (k - 1) / n over

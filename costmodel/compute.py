@@ -9,7 +9,7 @@ host's launch time, which the caller adds where launches are not hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -49,13 +49,13 @@ REFERENCE_HEAD_DIM = 128
 class KernelPhysics:
     """Constants of the formulas below that all devices share, as ``benchmarks/calibration/kernels.py`` fits them."""
 
-    tile_prologue: float = 169.0
+    tile_prologue: float = 166.0
     """Prologue and epilogue of a tile, as elements of K that would take as long."""
-    input_gradient_share: float = 0.988
+    input_gradient_share: float = 0.989
     """Rate of the nn layout over nt."""
-    weight_gradient_share: float = 0.975
+    weight_gradient_share: float = 0.976
     """Rate of the tn layout over nt."""
-    gemm_memory_share: float = 0.95
+    gemm_memory_share: float = 0.96
     """Bandwidth of a GEMM's operand traffic over that of an elementwise kernel."""
     power_seconds: float = 4e-3
     """Kernel time at which the rate is half way from its cold to its sustained value; not identified below 8 ms."""
@@ -64,7 +64,7 @@ class KernelPhysics:
     softmax_flops_forward: float = 340.0
     """Softmax work on one score, as tensor FLOPs that would take as long; why head_dim 64 runs slower than 128."""
     softmax_flops_backward: float = 500.0
-    attention_backward_tail: float = 0.3
+    attention_backward_tail: float = 0.4
     """Idle tail of a backward kernel, in times of its longest thread block; it splits keys, and balances better than forward."""
     wide_head_share: float = 0.8
     """Rate left for head dims above 128 (multi-head latent attention), whose tiles no longer fit the registers."""
@@ -84,18 +84,33 @@ class GemmLayout(StrEnum):
     """dY^T x: m outputs, n inputs, k tokens."""
 
 
-class Elementwise(StrEnum):
-    """Memory-bound operators whose eager traffic was measured."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerTraffic:
+    """Bytes for each element of a 16-bit operator: the least a fused kernel moves, and what eager PyTorch's take the time of."""
 
-    ADD = "add"
-    GELU = "gelu"
-    SILU_MUL = "silu_mul"
-    LAYERNORM = "layernorm"
-    RMSNORM = "rmsnorm"
-    DROPOUT = "dropout"
-    SOFTMAX = "softmax"
-    CAST = "cast"
-    CROSS_ENTROPY = "cross_entropy"
+    ideal: float
+    eager: float
+
+
+EAGER_TRAFFIC: Mapping[str, EagerTraffic] = {
+    "add": EagerTraffic(ideal=6, eager=6.1),
+    "gelu": EagerTraffic(ideal=4, eager=4.8),
+    "gelu_backward": EagerTraffic(ideal=6, eager=6.4),
+    "silu_mul": EagerTraffic(ideal=6, eager=10.7),
+    "layernorm": EagerTraffic(ideal=4, eager=7.2),
+    "layernorm_backward": EagerTraffic(ideal=6, eager=10.5),
+    "rmsnorm": EagerTraffic(ideal=4, eager=6.8),
+    "rmsnorm_backward": EagerTraffic(ideal=6, eager=10.4),
+    "dropout": EagerTraffic(ideal=5, eager=7.2),
+    "softmax": EagerTraffic(ideal=4, eager=13.5),
+    "cross_entropy": EagerTraffic(ideal=2, eager=29.0),
+    "cross_entropy_backward": EagerTraffic(ideal=4, eager=28.0),
+}
+"""Median over tensors above 200 MB of time x bandwidth x efficiency (``benchmarks/data/h200/membound.csv``).
+
+An element is one of the output, or one logit for the loss, which eager PyTorch casts to FP32 first. Softmax varies from 7
+to 17 bytes with the row length, the norms by a third; small tensors are bound by launches, whatever they move.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,9 +301,7 @@ def attention_seconds(
     softmax = physics.softmax_flops_backward if backward else physics.softmax_flops_forward
     efficiency = device.attention_backward_efficiency if backward else device.attention_forward_efficiency
     tail = physics.attention_backward_tail if backward else device.attention_tail
-    batch, heads, kv_heads, queries, keys = (
-        np.asarray(x, dtype=np.float64) for x in (batch, heads, kv_heads, query_length, key_length)
-    )
+    batch, heads, kv_heads, queries, keys = (np.asarray(x, dtype=np.float64) for x in (batch, heads, kv_heads, query_length, key_length))
     rows = np.ceil(queries / ATTENTION_BLOCK) * ATTENTION_BLOCK
     # half a block beside the diagonal is computed and masked
     fraction = np.asarray(causal_fraction, dtype=np.float64)

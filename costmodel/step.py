@@ -18,8 +18,10 @@ from .compute import GemmLayout, gemm_seconds, memory_seconds, optimizer_seconds
 from .inputs import Inputs
 from .layer import Groups, LayerTimes, PassTimes
 from .memory import LayerActivations, StateBytes
-from .makespan import in_flight_microbatches, makespan_seconds, rank_of_stage
+from .makespan import makespan_seconds
+from .pipeline_closed_form import in_flight_microbatches
 from .sharding import LocalParameters, Shard
+from .spec.schedule import stage_ranks
 from .spec.strategy import PipelineSchedule, Recompute, balanced_layers
 from .topology import crosses_domain
 
@@ -170,6 +172,8 @@ class Evaluation:
     exact: Bools
     """False where the step time is a lower bound, until the schedule is simulated."""
     peak_memory_bytes: Floats
+    allocated_memory_bytes: Floats
+    """The tensors alone: what the framework's allocator calls its peak."""
     memory_capacity_bytes: Floats
 
     @property
@@ -183,12 +187,15 @@ def evaluate(inputs: Inputs, strategies: StrategyColumns, *, simulate: bool = Fa
     ``simulate`` replaces lower bounds by simulated schedules, which costs milliseconds a strategy.
     """
     count = len(strategies)
-    step, peak, exact = np.empty(count), np.empty(count), np.empty(count, dtype=np.bool_)
+    step, peak, allocated, exact = np.empty(count), np.empty(count), np.empty(count), np.empty(count, dtype=np.bool_)
     for group in stage_groups(inputs, strategies, simulate=simulate):
         step[group.rows], exact[group.rows] = group.step_seconds, group.exact
         peak[group.rows] = np.max(group.rank_memory, axis=1)
+        allocated[group.rows] = np.max(group.rank_memory - group.reserve, axis=1)
     capacity = np.broadcast_to(inputs.memory_bytes, (count,))
-    return Evaluation(step_time_seconds=step, exact=exact, peak_memory_bytes=peak, memory_capacity_bytes=capacity)
+    return Evaluation(
+        step_time_seconds=step, exact=exact, peak_memory_bytes=peak, allocated_memory_bytes=allocated, memory_capacity_bytes=capacity
+    )
 
 
 def stage_groups(inputs: Inputs, strategies: StrategyColumns, *, simulate: bool = False) -> Iterator[StageCosts]:
@@ -254,7 +261,7 @@ def _stage_costs(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts,
     p, v = int(strategies.pipeline_parallel_size[0]), int(strategies.virtual_pipeline_stages[0])
     schedule = SCHEDULES[int(strategies.pipeline_schedule[0])]
     dense, moe = _layer_split(inputs, strategies)
-    ranks = rank_of_stage(schedule, p, v)
+    ranks = stage_ranks(schedule, p, v)
     count = inputs.training.global_batch_size / (costs.shard.dp * costs.shard.micro_batch)
     times = _stage_seconds(inputs, strategies, costs, dense, moe, schedule)
     forward, backward, weight = times.forward, times.backward, times.weight
@@ -426,7 +433,7 @@ def _rank_activations(
 
     stage = kept(costs.dense_activations) * dense + kept(costs.moe_activations) * moe
     of_rank = stage @ on_rank.T / chunks
-    in_flight = in_flight_microbatches(schedule, p, v, np.broadcast_to(count, (len(of_rank),)))
+    in_flight = in_flight_microbatches(schedule, p, v, np.broadcast_to(count, (len(of_rank),)).astype(np.int64))
     has_moe = (moe @ on_rank.T) > 0
     one_layer = np.where(has_moe, _column(costs.moe_activations.kept), _column(costs.dense_activations.kept))
     return in_flight * of_rank + (share > 0) * one_layer, in_flight

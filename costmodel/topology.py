@@ -146,13 +146,14 @@ def place(size: npt.ArrayLike, stride: npt.ArrayLike, links: LinkColumns) -> Gro
     )
 
 
-def crosses_domain(distance: npt.ArrayLike, links: LinkColumns) -> Bools:
-    """Whether a transfer to the rank ``distance`` away leaves the fast domain for some pair of ranks.
+def crosses_domain(distance: npt.ArrayLike, links: LinkColumns, size: npt.ArrayLike = 2) -> Bools:
+    """Whether some hop between neighbours of a line of ``size`` ranks, ``distance`` apart, leaves the fast domain.
 
-    With aligned powers of two: exactly where ``distance`` is at least the domain's size. A smaller distance inside a
-    pipeline whose stages do not line up with the domains crosses for some pairs only; ask :func:`place` for that.
+    Exact for aligned powers of two, else pessimistic as :func:`place`. With the default ``size`` it speaks of pairs that start
+    at a multiple of twice the distance; pass the pipeline's size to ask about all its boundaries (4 stages 4 ranks apart on
+    nodes of 8 cross at the second).
     """
-    return np.asarray(np.asarray(distance) >= links.fast_domain_size)
+    return place(size, distance, links).crosses
 
 
 def mesh_share(members: npt.ArrayLike, links: LinkColumns) -> Floats:

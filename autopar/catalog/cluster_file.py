@@ -23,7 +23,9 @@ from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnknownNameE
 from .hardware import MAX_GPUS, build_cluster, check_num_gpus, device
 
 MAX_FILE_BYTES = 100_000
-"""Fifty times a real file; the TOML parser takes quadratic time on hostile keys, so that this also bounds the time."""
+"""Fifty times a real file."""
+MAX_LINE_LENGTH = 2_000
+"""The TOML parser takes time that grows with the square of a dotted key, which is on one line."""
 MAX_REPORTED_FAULTS = 50
 
 _NEEDS = {
@@ -170,6 +172,8 @@ def _read_start(path: Path) -> bytes:
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
     language, parse = ("JSON", json.loads) if path.suffix.lower() == ".json" else ("TOML", tomllib.loads)
+    if language == "TOML" and any(len(line) > MAX_LINE_LENGTH for line in text.splitlines()):
+        raise _file_fault(path, f"a line has at most {MAX_LINE_LENGTH:,} characters")
     try:
         raw = parse(text)
     except RecursionError:

@@ -12,6 +12,7 @@ from ._hf_fields import Fields
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 MAX_POSITIONS = 1_000_000_000
 
+
 def inert(words: str) -> frozenset[str]:
     """The inert keys of a family, written as one string."""
     return frozenset(words.split())

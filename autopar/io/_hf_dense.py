@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autopar.costmodel.spec.model import ModelSpec, Norm
 
-from ._hf_common import Family, SizeKeys, every_layer, inert, read_sizes, read_window
+from ._hf_common import INERT, Family, SizeKeys, every_layer, inert, read_sizes, read_window
 from ._hf_fields import Fields
 
 Reader = Callable[[Fields, str], ModelSpec]
@@ -98,7 +98,7 @@ def _phi3(fields: Fields, name: str) -> ModelSpec:
 
 
 def _nemotron(fields: Fields, name: str) -> ModelSpec:
-    sizes = read_sizes(fields, SizeKeys(default_positions=4096))
+    sizes = read_sizes(fields, SizeKeys(head_dim=("head_dim", "kv_channels"), default_positions=4096))
     attention_bias = fields.flag("attention_bias", default=False)
     mlp_bias = fields.flag("mlp_bias", default=False)
     spec = replace(sizes.model(name, gated_mlp=False), norm=Norm.LAYER_NORM, mlp_bias=mlp_bias)
@@ -107,8 +107,6 @@ def _nemotron(fields: Fields, name: str) -> ModelSpec:
 
 def nested_text(fields: Fields, name: str, model_type: str, family: Family) -> ModelSpec:
     """Read the ``text_config`` of a multimodal config with the reader of ``family``."""
-    from ._hf_common import INERT
-
     text = fields.nested("text_config", required=True)
     text.only("model_type", allowed=(model_type,), default=model_type, why="the text model is of another family")
     try:
@@ -127,8 +125,8 @@ DENSE: dict[str, Family] = {
     "llama": Family(read=_llama, inert=inert("max_sequence_length")),
     "internlm": Family(read=_internlm, inert=inert("rotary")),
     "mistral": Family(read=_mistral),
-    "qwen2": Family(read=_qwen2),
-    "qwen3": Family(read=_qwen3),
+    "qwen2": Family(read=_qwen2, inert=inert("use_mrope")),
+    "qwen3": Family(read=_qwen3, inert=inert("use_mrope")),
     "gemma": Family(read=_gemma, inert=inert("hidden_activation use_bidirectional_attention")),
     "gemma2": Family(
         read=_gemma2,

@@ -47,7 +47,7 @@ def to_plain(value: object, path: str = "$") -> JsonValue:
         case tuple() | list():
             return [to_plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
     if is_dataclass(value):
-        return {f.name: to_plain(getattr(value, f.name), f"{path}.{f.name}") for f in fields(value)}
+        return {name: to_plain(_as_declared(value, name, kind), f"{path}.{name}") for name, kind in _declared(type(value))}
     raise AutoparError(f"{path} is a {type(value).__name__}, which has no form in JSON")
 
 
@@ -100,6 +100,18 @@ def json_schema(kind: type) -> dict[str, Any]:
     definitions = schema["$defs"]
     root = definitions.pop(kind.__name__)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **root, "$defs": definitions}
+
+
+@cache
+def _declared(kind: Hashable) -> tuple[tuple[str, object], ...]:
+    """Fields of a dataclass and their annotations; the version of a document first, where a reader looks for it."""
+    return tuple(sorted(((f.name, f.type) for f in fields(cast(Any, kind))), key=lambda field: field[0] != "schema_version"))
+
+
+def _as_declared(value: object, name: str, kind: object) -> object:
+    """The field's value, a whole number as ``4.0`` where a float is declared, so that reading and writing again changes no byte."""
+    inner = getattr(value, name)
+    return float(inner) if isinstance(inner, int) and kind in ("float", "float | None") else inner
 
 
 _UNKNOWN = "not a field of this format"

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +33,29 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 DEVICE_FIELDS = ("gemm_efficiency", "gemm_small_efficiency", "gemm_wave_quantisation", "gemm_overhead_seconds")
 PHYSICS_FIELDS = ("tile_prologue", "input_gradient_share", "weight_gradient_share", "gemm_memory_share")
 BOUNDS: dict[str, tuple[float, float]] = {
-    "gemm_efficiency": (0.3, 1), "gemm_small_efficiency": (0.3, 1), "gemm_wave_quantisation": (0, 1),
-    "gemm_overhead_seconds": (2e-6, 2e-5), "tile_prologue": (0, 1000), "input_gradient_share": (0.7, 1.2),
-    "weight_gradient_share": (0.7, 1.2), "gemm_memory_share": (0.5, 1.05),
-    "attention_forward_efficiency": (0.1, 1), "attention_backward_efficiency": (0.1, 1), "attention_tail": (0, 2), "softmax_flops_forward": (0, 2000), "softmax_flops_backward": (0, 3000), "wide_head_share": (0.5, 1), "attention_backward_tail": (0, 2),
-}  # fmt: skip
+    "gemm_efficiency": (0.3, 1),
+    "gemm_small_efficiency": (0.3, 1),
+    "gemm_wave_quantisation": (0, 1),
+    "gemm_overhead_seconds": (2e-6, 2e-5),
+    "tile_prologue": (0, 1000),
+    "input_gradient_share": (0.7, 1.2),
+    "weight_gradient_share": (0.7, 1.2),
+    "gemm_memory_share": (0.5, 1.05),
+    "attention_forward_efficiency": (0.1, 1),
+    "attention_backward_efficiency": (0.1, 1),
+    "attention_tail": (0, 2),
+    "attention_backward_tail": (0, 2),
+    "softmax_flops_forward": (0, 2000),
+    "softmax_flops_backward": (0, 3000),
+    "wide_head_share": (0.5, 1),
+}
 LAUNCH_FLOOR_SECONDS = 25e-6
 """The timings hold one launch from the host, some 20 us: rows that the GPU does in less say nothing about it."""
 SIMUMAX_LAYOUT = {"TN": GemmLayout.FORWARD, "NN": GemmLayout.INPUT_GRADIENT, "NT": GemmLayout.WEIGHT_GRADIENT}
 """SimuMax names layouts column-major, as cuBLAS does."""
+
+
+Fitted = tuple[DeviceColumns, KernelPhysics]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +81,7 @@ class Rated:
 
 H200 = Rated(peak=989.4e12, bandwidth=4.8e12, units=132)
 A100 = Rated(peak=312e12, bandwidth=1.935e12, units=108)
-B200 = Rated(peak=2250e12, bandwidth=8e12, units=148)
+B200 = Rated(peak=2250e12, bandwidth=7.7e12, units=148)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +148,7 @@ def predicted_gemms(rows: GemmRows, device: DeviceColumns, physics: KernelPhysic
     return seconds
 
 
-def with_constants(device: DeviceColumns, physics: KernelPhysics, constants: Mapping[str, float]) -> tuple[DeviceColumns, KernelPhysics]:
+def with_constants(device: DeviceColumns, physics: KernelPhysics, constants: Mapping[str, float]) -> Fitted:
     """Both, with ``constants`` set in the one that has the field."""
     own = {name: value for name, value in constants.items() if hasattr(physics, name)}
     rest = {name: np.asarray(value, dtype=np.float64) for name, value in constants.items() if name not in own}
@@ -157,7 +172,8 @@ def fit(
         return np.log(predict(*changed) / seconds)
 
     # the model is piecewise smooth: a coarse step looks past the kinks
-    best = least_squares(residual, start, bounds=(low, high), x_scale=np.maximum(start, 1e-7), loss="soft_l1", f_scale=0.05, diff_step=3e-3)
+    scale = np.maximum(start, 1e-7)
+    best = least_squares(residual, start, bounds=(low, high), x_scale=scale, loss="soft_l1", f_scale=0.05, diff_step=np.asarray(3e-3))
     return dict(zip(names, best.x.tolist(), strict=True))
 
 
@@ -190,6 +206,10 @@ class AttentionRows:
     v_head_dim: Floats
     seconds: Floats
     backward: bool
+
+    def take(self, mask: npt.NDArray[np.bool_]) -> AttentionRows:
+        columns = {f.name: getattr(self, f.name)[mask] for f in fields(self) if f.name != "backward"}
+        return AttentionRows(**columns, backward=self.backward)
 
 
 def measured_attention(backward: bool) -> AttentionRows:
@@ -243,7 +263,7 @@ def say(text: str) -> None:
 
 def by_size(rows: GemmRows, predicted: Floats) -> None:
     edges = (0, 5e10, 2e11, 1e12, 4e12, np.inf)
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         mask = (rows.flops >= low) & (rows.flops < high)
         if mask.any():
             say(f"    {low:7.0e} to {high:7.0e} FLOP  {errors(predicted[mask], rows.seconds[mask])}")
@@ -257,18 +277,36 @@ def report_gemms(name: str, names: tuple[str, ...], rated: Rated, rows: GemmRows
     by_size(rows, predicted)
 
 
-def report_attention(name: str, rated: Rated, pair: tuple[AttentionRows, AttentionRows], own: tuple[str, ...] = ()) -> None:
-    """Both directions together, since they share the tail; ``own`` names physics constants to fit beside."""
-    names = ("attention_forward_efficiency", "attention_backward_efficiency", "attention_tail", *own)
+def fit_attention(names: tuple[str, ...], rated: Rated, pair: tuple[AttentionRows, ...]) -> tuple[dict[str, float], Fitted]:
+    """Constants over both directions together, since they share physics, and the device and physics that have them."""
 
     def predict(device: DeviceColumns, physics: KernelPhysics) -> Floats:
         return np.concatenate([predicted_attention(rows, device, physics) for rows in pair])
 
     constants = fit(names, rated.columns(), PHYSICS, predict, np.concatenate([rows.seconds for rows in pair]))
+    return constants, with_constants(rated.columns(), PHYSICS, constants)
+
+
+def report_attention(name: str, rated: Rated, pair: tuple[AttentionRows, AttentionRows], own: tuple[str, ...]) -> None:
+    """Constants from all rows, errors from fits without one shape in five; ``own`` names physics constants to fit beside."""
+    names = ("attention_forward_efficiency", "attention_backward_efficiency", "attention_tail", *own)
+    constants, _ = fit_attention(names, rated, pair)
     say(f"{name} attention: " + "  ".join(f"{key}={value:.4g}" for key, value in constants.items()))
-    fitted = with_constants(rated.columns(), PHYSICS, constants)
-    for rows, direction in zip(pair, ("forward", "backward"), strict=True):
-        say(f"    fit {direction:18s} {errors(predicted_attention(rows, *fitted), rows.seconds)}")
+    predicted = [np.empty_like(rows.seconds) for rows in pair]
+    # a shape is in the same fold forward and backward, and so are repetitions of it
+    folds = [shape_folds(rows) for rows in pair]
+    for held in range(5):
+        _, fitted = fit_attention(names, rated, tuple(rows.take(fold != held) for rows, fold in zip(pair, folds, strict=True)))
+        for rows, fold, seconds in zip(pair, folds, predicted, strict=True):
+            seconds[fold == held] = predicted_attention(rows.take(fold == held), *fitted)
+    for rows, seconds, direction in zip(pair, predicted, ("forward", "backward"), strict=True):
+        say(f"    left out {direction:13s} {errors(seconds, rows.seconds)}")
+
+
+def shape_folds(rows: AttentionRows) -> npt.NDArray[np.int64]:
+    """A fold from 0 to 4 for each row, by its shape."""
+    mixed = rows.batch * 7 + rows.heads * 3 + rows.kv_heads * 11 + rows.length / 1024 * 5 + rows.head_dim / 64
+    return mixed.astype(np.int64) % 5
 
 
 def report_memory() -> None:
@@ -292,9 +330,11 @@ def main() -> None:
     report_gemms("H200", DEVICE_FIELDS + PHYSICS_FIELDS, H200, h200)
     report_gemms("A100", DEVICE_FIELDS, A100, published_gemms("A100-PCIe"))
     report_gemms("B200", DEVICE_FIELDS, B200, published_gemms("B200-SXM"))
-    report_attention("H200", H200, (measured_attention(False), measured_attention(True)), ("softmax_flops_forward", "softmax_flops_backward", "attention_backward_tail"))
+    shared = ("softmax_flops_forward", "softmax_flops_backward", "attention_backward_tail")
+    report_attention("H200", H200, (measured_attention(False), measured_attention(True)), shared)
     for name, hardware, rated in (("A100", "A100-PCIe", A100), ("B200", "B200-SXM", B200)):
-        report_attention(name, rated, (published_attention(hardware, False), published_attention(hardware, True)), ("wide_head_share",))
+        pair = (published_attention(hardware, False), published_attention(hardware, True))
+        report_attention(name, rated, pair, ("wide_head_share",))
     report_memory()
 
 

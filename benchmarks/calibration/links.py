@@ -83,7 +83,7 @@ def _row(record: Mapping[str, str]) -> Row | str:
         seconds = 2 * (gpus - 1) / gpus * size / (bandwidth * 1e9)
     if size <= WARM_UP_BYTES and seconds > WARM_UP_SECONDS:
         return "first row of a run, warm-up included"
-    source = record["source"].split("@")[0].split(":")[0] + f" [{system.name}]"
+    source = record["source"].removeprefix("https://github.com/").split("@")[0].split(":")[0] + f" [{system.name}]"
     ring_only = system.ring or "NVLS_ENABLE=0" in record["notes"]
     return Row(system=system, source=source, num_gpus=gpus, message_bytes=size, seconds=seconds, ring_only=ring_only)
 
@@ -104,14 +104,16 @@ def columns(system: System, num_gpus: int, fast: LinkProfile, network: LinkProfi
     if network is not None:
         tiers.append(
             LinkTier(
-                name="net", kind=LinkKind.NETWORK, domain_size=0, bandwidth=system.network_bandwidth, latency_seconds=0,
+                name="net",
+                kind=LinkKind.NETWORK,
+                domain_size=0,
+                bandwidth=system.network_bandwidth,
+                latency_seconds=0,
                 ports_per_domain=system.ports,
-            )  # fmt: skip
+            )
         )
         profiles.append(network)
-    cluster = ClusterSpec(
-        id="c", device=device, gpus_per_node=system.domain_size, num_gpus=num_gpus, tiers=tuple(tiers), sources={}
-    )
+    cluster = ClusterSpec(id="c", device=device, gpus_per_node=system.domain_size, num_gpus=num_gpus, tiers=tuple(tiers), sources={})
     return LinkColumns.of(cluster, profiles)
 
 
@@ -184,6 +186,7 @@ def errors(rows: Sequence[Row], constants: Mapping[str, Constants], keep: Callab
 
 def report(rows: Sequence[Row], constants: Mapping[str, Constants]) -> None:
     """Print fitted and held-out errors of every class."""
+
     def large(row: Row) -> bool:
         return row.message_bytes >= SMALL_BYTES
 

@@ -135,6 +135,8 @@ def test_wired_nvlink_gives_small_groups_few_links() -> None:
 def test_distance_crosses_where_it_spans_a_domain() -> None:
     links = links_of("dgx-h100", 64)
     assert crosses_domain(np.array([1, 4, 8, 32]), links).tolist() == [False, False, True, True]
+    assert crosses_domain(4, links, size=4)
+    assert not crosses_domain(2, links, size=4)
 
 
 def test_one_profile_a_tier_is_required() -> None:

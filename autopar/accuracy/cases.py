@@ -1,0 +1,385 @@
+"""From a measured run to a problem and a strategy, with a note for every blank that had to be filled.
+
+Nothing here looks at the measurement: what is not stated is filled by a rule of the framework or of the model's
+family, the same for every row.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+
+from autopar.catalog.frameworks import framework, framework_names
+from autopar.catalog.hardware import cluster, cluster_names, device
+from autopar.catalog.links import link_profiles
+from autopar.catalog.models import model as catalog_model
+from autopar.catalog.profiles import hardware_profile
+from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.cluster import ClusterSpec
+from autopar.costmodel.spec.errors import AutoparError, InvalidInputError
+from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
+from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.training import TrainingSpec, precision_named
+from autopar.costmodel.spec.units import GB, GBIT_PER_SECOND
+from autopar.search.feasibility import faults
+
+from .runs import Run, Skipped
+
+GPT2_VOCABULARY = 50257
+HEAD_DIM = 128
+HYBRID_MODELS = ("nemotron-h", "nemotron-3-", "nemotron-nano", "jamba", "mamba")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row ready to be predicted."""
+
+    run: Run
+    problem: Problem
+    strategy: Strategy
+    measured_seconds: float | None
+    measured_bytes: float | None
+    memory_is_allocated: bool
+    """The measured peak counts tensors alone (the allocator's figure), not what the driver saw."""
+    notes: tuple[str, ...]
+
+
+class UnscorableError(Exception):
+    """The reason why a row cannot be scored."""
+
+
+_FRAMEWORKS: tuple[tuple[str, str], ...] = (
+    (r"vtrain", "megatron-vtrain"),
+    (r"pytorch-eager", "pytorch-eager"),
+    (r"transformers", "transformers"),
+    (r"megatron-bridge", "megatron-bridge"),
+    (r"zero-3", "deepspeed"),
+    (r"deepspeed", "megatron-deepspeed"),
+    (r"nemo|megatron-core|mxnet nvidia|pytorch nvidia", "megatron-core"),
+    (r"megatron-lm.*(2019|2020|8aa4619f)", "megatron-2019"),
+    (r"megatron-lm.*2022", "megatron-2022"),
+    (r"megatron-lm", "megatron-2021"),
+    (r"torchtitan", "torchtitan"),
+    (r"internevo", "internevo"),
+    (r"metaseq", ""),
+    (r"fsdp", "fsdp"),
+)
+
+
+def framework_profile_id(text: str) -> str:
+    """The execution profile that a framework's name and release mean.
+
+    Raises:
+        UnscorableError: no profile describes it.
+    """
+    if text.lower() in framework_names():
+        return text.lower()
+    for pattern, name in _FRAMEWORKS:
+        if name and re.search(pattern, text, re.IGNORECASE):
+            return name
+    raise UnscorableError(f"no execution profile describes framework {text!r}")
+
+
+def case_of(run: Run) -> Case | Skipped:
+    """The problem and strategy of ``run``, or the reason why there is none."""
+    try:
+        return _case(run)
+    except UnscorableError as error:
+        return Skipped(run_id=run.run_id, reason=str(error))
+    except AutoparError as error:
+        return Skipped(run_id=run.run_id, reason=str(error).replace("\n", "; "))
+
+
+def _case(run: Run) -> Case:
+    notes: list[str] = []
+    _require(run)
+    spec = _model(run, notes)
+    profile = framework(framework_profile_id(run.framework)) if run.framework else framework("megatron-core")
+    machines = _cluster(run, notes)
+    precision = precision_named(_precision(run, machines, notes))
+    training = TrainingSpec(
+        global_batch_size=_known(run.global_batch_size), sequence_length=_known(run.sequence_length), precision=precision
+    )
+    problem = Problem(
+        model=spec,
+        cluster=machines,
+        training=training,
+        framework=profile,
+        hardware=hardware_profile(machines.device),
+        links=link_profiles(machines),
+    )
+    strategy = _strategy(run, problem, notes)
+    broken = [fault for fault in faults(problem, strategy) if fault.field not in _RULES_OF_EMITTING]
+    if broken:
+        raise InvalidInputError(broken)
+    return Case(
+        run=run,
+        problem=problem,
+        strategy=strategy,
+        measured_seconds=_measured_seconds(run),
+        measured_bytes=run.peak_memory_gb * GB if run.peak_memory_gb else None,
+        memory_is_allocated=profile.id in ("pytorch-eager", "transformers"),
+        notes=tuple(notes),
+    )
+
+
+_RULES_OF_EMITTING = frozenset({"pipeline_schedule", "zero_stage"})
+"""A run that was measured did run: what a profile's framework would not be asked for today is no reason to skip it."""
+
+
+def _require(run: Run) -> None:
+    name = run.model_name.lower()
+    if any(hybrid in name for hybrid in HYBRID_MODELS):
+        raise UnscorableError(f"{run.model_name} is a hybrid of state-space and attention layers, not a transformer")
+    if re.search(r"\blora\b", f"{run.model_name} {run.notes} {run.framework}", re.IGNORECASE):
+        raise UnscorableError("LoRA fine-tuning is not modelled")
+    if not run.step_time_seconds and not run.tokens_per_second_per_gpu and not run.peak_memory_gb:
+        raise UnscorableError("neither a step time nor a peak memory was measured")
+    if not run.device:
+        raise UnscorableError("no device is stated")
+    needed = ("num_gpus", "sequence_length", "global_batch_size", "micro_batch_size", "tensor_parallel_size", "pipeline_parallel_size")
+    missing = [field for field in needed if getattr(run, field) is None and not (field == "micro_batch_size" and _whole_batch(run))]
+    if missing:
+        raise UnscorableError(f"not stated: {', '.join(missing)}")
+
+
+def _whole_batch(run: Run) -> int | None:
+    """Micro-batch of a run whose data-parallel ranks hold the global batch at once, as FSDP runs without accumulation do."""
+    ranks = run.data_parallel_size
+    sharded = re.search(r"fsdp|full_shard|hsdp", run.sharding_as_stated, re.IGNORECASE)
+    if sharded and ranks and run.global_batch_size and run.global_batch_size % ranks == 0:
+        return run.global_batch_size // ranks
+    return None
+
+
+def _known(value: int | None) -> int:
+    if value is None:
+        raise UnscorableError("a size is not stated")
+    return value
+
+
+def _measured_seconds(run: Run) -> float | None:
+    if run.step_time_seconds:
+        return run.step_time_seconds
+    if run.tokens_per_second_per_gpu and run.global_batch_size and run.sequence_length and run.num_gpus:
+        return run.global_batch_size * run.sequence_length / (run.tokens_per_second_per_gpu * run.num_gpus)
+    return None
+
+
+# -- model ------------------------------------------------------------------------------------------
+
+
+def _model(run: Run, notes: list[str]) -> ModelSpec:
+    """The catalog's spec where the row's stated shape is the same, else one made of the row's columns."""
+    known = _catalog_model(run.model_name)
+    if known is not None and _agrees(known, run):
+        return replace(known, tied_embeddings=run.tied_embeddings) if run.tied_embeddings is not None else known
+    if run.num_layers is None or run.hidden_size is None:
+        raise UnscorableError(f"the shape of {run.model_name or 'the model'} is not stated (num_layers, hidden_size)")
+    base = _catalog_model(re.sub(r"-l\d+$", "", run.model_name))
+    if run.multi_latent_attention:
+        if base is None or base.latent_attention is None:
+            raise UnscorableError(f"latent attention of {run.model_name} has no known shape")
+        notes.append(f"shape of {base.name} with {run.num_layers} layers")
+        return replace(base, name=run.model_name, num_layers=run.num_layers)
+    return _model_of_columns(run, notes)
+
+
+@cache
+def _catalog_model(name: str) -> ModelSpec | None:
+    try:
+        return catalog_model(name) if name else None
+    except AutoparError:
+        return None
+
+
+def _agrees(spec: ModelSpec, run: Run) -> bool:
+    moe = spec.moe
+    pairs = (
+        (run.num_layers, spec.num_layers),
+        (run.hidden_size, spec.hidden_size),
+        (run.ffn_hidden_size, spec.ffn_hidden_size),
+        (run.num_attention_heads, spec.num_attention_heads),
+        (run.num_key_value_heads, spec.num_key_value_heads),
+        (run.num_experts, moe.num_experts if moe else None),
+        (run.moe_ffn_hidden_size, moe.ffn_hidden_size if moe else None),
+        (run.gated_mlp, spec.gated_mlp),
+        (run.vocab_size, spec.vocab_size),
+    )
+    stated = [(given, known) for given, known in pairs if given is not None]
+    return len(stated) >= 2 and all(given == known for given, known in stated)
+
+
+def _model_of_columns(run: Run, notes: list[str]) -> ModelSpec:
+    layers, hidden = _known(run.num_layers), _known(run.hidden_size)
+    gated = bool(run.gated_mlp)
+    heads = run.num_attention_heads
+    if heads is None:
+        heads = max(hidden // HEAD_DIM, 1)
+        notes.append(f"num_attention_heads taken as hidden_size / {HEAD_DIM}")
+    ffn = run.ffn_hidden_size or run.moe_ffn_hidden_size
+    if ffn is None:
+        if gated:
+            raise UnscorableError("ffn_hidden_size of a gated MLP is not stated")
+        ffn = 4 * hidden
+        notes.append("ffn_hidden_size taken as 4 x hidden_size")
+    vocab = run.vocab_size
+    if vocab is None:
+        vocab = GPT2_VOCABULARY
+        notes.append(f"vocab_size taken as GPT-2's {GPT2_VOCABULARY}")
+    moe = None
+    if run.num_experts:
+        moe = MixtureOfExperts(
+            num_experts=run.num_experts,
+            experts_per_token=run.experts_per_token or 2,
+            ffn_hidden_size=run.moe_ffn_hidden_size or ffn,
+        )
+    return ModelSpec(
+        name=run.model_name or f"h{hidden}-l{layers}",
+        num_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=run.num_key_value_heads or heads,
+        head_dim=run.head_dim or max(hidden // heads, 1),
+        ffn_hidden_size=ffn,
+        vocab_size=vocab,
+        max_position_embeddings=_known(run.sequence_length),
+        gated_mlp=gated,
+        norm=Norm.RMS_NORM if gated else Norm.LAYER_NORM,
+        position_embedding=PositionEmbedding.ROTARY if gated else PositionEmbedding.LEARNED,
+        tied_embeddings=not gated if run.tied_embeddings is None else run.tied_embeddings,
+        qkv_bias=not gated,
+        attention_output_bias=not gated,
+        mlp_bias=not gated,
+        moe=moe,
+    )
+
+
+# -- machines ---------------------------------------------------------------------------------------
+
+_NAMED_NETWORKS: tuple[tuple[str, str], ...] = (
+    (r"selene", "selene"),
+    (r"omni-?path.*shared|opa.*shared", "jean-zay-v100"),
+    (r"omni-?path|opa100", "jean-zay-a100"),
+    (r"inter_node_bandwidth 800", "vtrain-a100"),
+    (r"1600 gb/s.*roce", "oci-bm-a100"),
+    (r"4x100gb roce", "internevo-a100"),
+    (r"tcpxo", "gcp-a3-mega"),
+)
+
+
+def _cluster(run: Run, notes: list[str]) -> ClusterSpec:
+    """The cluster that the row's columns name, else the one its device usually comes in, resized to its network."""
+    count = _known(run.num_gpus)
+    part = device(run.device)
+    if run.cluster:
+        return cluster(run.cluster, count, device=part)
+    text = run.interconnect_inter
+    name = next((known for pattern, known in _NAMED_NETWORKS if re.search(pattern, text, re.IGNORECASE)), "")
+    if not name and "vtrain" in run.framework.lower():
+        name = "vtrain-a100"
+    if name not in cluster_names():
+        name = part.default_cluster
+        if not text:
+            notes.append(f"interconnect taken as {name}'s")
+    machines = cluster(name, count, device=part)
+    return _with_network(machines, text, run.gpus_per_node)
+
+
+def _with_network(machines: ClusterSpec, text: str, gpus_per_node: int | None) -> ClusterSpec:
+    """``machines`` with the node bandwidth that the text states (``8x400Gb/s``, ``800 Gb/s per node``)."""
+    if len(machines.tiers) < 2:
+        return machines
+    per_node = None
+    if found := re.search(r"(\d+)\s*x\D{0,40}?(\d+)\s*gb", text, re.IGNORECASE):
+        per_node = int(found[1]) * int(found[2]) * GBIT_PER_SECOND
+    elif found := re.search(r"(\d+)\s*gb/s\S* (node|per node)", text, re.IGNORECASE):
+        per_node = int(found[1]) * GBIT_PER_SECOND
+    elif found := re.search(r"(\d+)\s*gb/s.*per gpu", text, re.IGNORECASE):
+        per_node = int(found[1]) * GBIT_PER_SECOND * (gpus_per_node or machines.gpus_per_node)
+    elif found := re.fullmatch(r"(\d+)\s*gb/s", text, re.IGNORECASE):
+        per_node = int(found[1]) * GBIT_PER_SECOND
+    if per_node is None:
+        return machines
+    network = replace(machines.network_tier, bandwidth=per_node / machines.gpus_per_node)
+    return replace(machines, tiers=(*machines.tiers[:-1], network))
+
+
+def _precision(run: Run, machines: ClusterSpec, notes: list[str]) -> str:
+    text = run.precision.lower()
+    for name in ("amp-bf16", "pure-bf16", "mxfp8", "nvfp4", "fp8", "bf16", "fp16", "tf32", "fp32"):
+        if name in text:
+            return name
+    peaks = machines.device.peak_flops
+    older = "bf16" not in peaks or run.device.startswith("a100")
+    notes.append(f"precision taken as {'fp16' if older else 'bf16'}")
+    return "fp16" if older else "bf16"
+
+
+# -- strategy ---------------------------------------------------------------------------------------
+
+
+def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
+    tp, pp = _known(run.tensor_parallel_size), _known(run.pipeline_parallel_size)
+    cp = run.context_parallel_size or 1
+    count = _known(run.num_gpus)
+    dp = run.data_parallel_size or max(count // max(tp * pp * cp, 1), 1)
+    if tp * pp * cp * dp != count:
+        raise UnscorableError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is {tp * pp * cp * dp}, not num_gpus={count}")
+    micro = run.micro_batch_size or _known(_whole_batch(run))
+    vpp = run.virtual_pipeline_stages or 1
+    sp = run.sequence_parallel
+    if sp is None:
+        sp = tp > 1 and problem.framework.sequence_parallel
+    recompute, layers = _recompute(run, problem, notes)
+    expert = problem.model.moe is not None
+    schedule = PipelineSchedule.INTERLEAVED if vpp > 1 and pp > 1 else PipelineSchedule.ONE_F_ONE_B
+    if run.pipeline_schedule:
+        schedule = PipelineSchedule(run.pipeline_schedule)
+    return Strategy(
+        tensor_parallel_size=tp,
+        sequence_parallel=bool(sp) and tp > 1,
+        pipeline_parallel_size=pp,
+        virtual_pipeline_stages=vpp if pp > 1 else 1,
+        pipeline_schedule=schedule,
+        context_parallel_size=cp,
+        expert_parallel_size=(run.expert_parallel_size or 1) if expert else 1,
+        expert_tensor_parallel_size=(run.expert_tensor_parallel_size or 1) if expert else 1,
+        data_parallel_size=dp,
+        micro_batch_size=micro,
+        zero_stage=_zero_stage(run, problem),
+        recompute=recompute,
+        num_recompute_layers=layers,
+    )
+
+
+def _zero_stage(run: Run, problem: Problem) -> int:
+    text = run.sharding_as_stated.lower()
+    if re.search(r"full_shard|fsdp|^3$|zero-?3", text):
+        return 3
+    if re.search(r"shard_grad_op|zero-?2|^2$", text):
+        return 2
+    if re.search(r"zero-?1|dist-opt|^1$", text):
+        return 1
+    if text == "0":
+        return 0
+    return min(1, max(problem.framework.zero_stages))
+
+
+_UNSTATED_IS_FULL = ("megatron-2019", "megatron-2021", "megatron-deepspeed", "deepspeed")
+
+
+def _recompute(run: Run, problem: Problem, notes: list[str]) -> tuple[Recompute, int]:
+    text = run.recompute.lower()
+    if "full" in text or "checkpointing" in text or text == "1":
+        return Recompute.FULL, run.num_recompute_layers or 0
+    if "selective" in text:
+        return Recompute.SELECTIVE, 0
+    if text:
+        return Recompute.NONE, 0
+    if problem.framework.id in _UNSTATED_IS_FULL:
+        notes.append("recompute taken as full, as that framework's large runs were")
+        return Recompute.FULL, 0
+    notes.append("recompute taken as none")
+    return Recompute.NONE, 0
