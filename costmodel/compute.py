@@ -103,6 +103,7 @@ EAGER_TRAFFIC: Mapping[str, EagerTraffic] = {
     "rmsnorm_backward": EagerTraffic(ideal=6, eager=10.4),
     "dropout": EagerTraffic(ideal=5, eager=7.2),
     "softmax": EagerTraffic(ideal=4, eager=13.5),
+    "fp8_cast": EagerTraffic(ideal=5, eager=23.0),
     "cross_entropy": EagerTraffic(ideal=2, eager=29.0),
     "cross_entropy_backward": EagerTraffic(ideal=4, eager=28.0),
 }
@@ -216,9 +217,9 @@ def gemm_seconds(
 
     q, e_long, e_small and the overhead are the device's; k0 and t_power are :class:`KernelPhysics`.
 
-    Sources: fitted to 552 shapes in three layouts on one H200 (``benchmarks/data``, docs/design/kernel-model.md); tile
-    and wave quantisation as in NVIDIA's matrix multiplication guide. Wrong for: FP32 outputs (up to 5 % slow),
-    operands of zeros (up to 15 % faster, less power), grouped kernels of frameworks that launch each expert's on its own.
+    Sources: fitted to 322 linear layers (966 GEMMs) on one H200 (``benchmarks/data``, docs/design/kernel-model.md); tile
+    and wave quantisation as in NVIDIA's matrix multiplication guide. Wrong for: operands of zeros (faster, less
+    power), an expert loop that launches each member on its own (B200 rows of SimuMax: 28 % too fast, see the design page).
     """
     m, n, k, count = (np.asarray(x, dtype=np.float64) for x in (m, n, k, count))
     work = _tile_work(device, m, n, k, count, physics)
@@ -329,8 +330,8 @@ def memory_seconds(device: DeviceColumns, bytes_moved: Array) -> Floats:
 def cast_seconds(device: DeviceColumns, elements: Array, *, source_bytes: float = 2, target_bytes: float = 1, passes: float = 2) -> Floats:
     """Device time of casting a tensor to FP8: ``passes`` over the source (amax, then cast) and one write.
 
-    A current-scaling cast reads the tensor twice; delayed scaling once. Source: ``gemm_fp8.csv`` has a chain of eager
-    kernels, which is slower (see :data:`EAGER_TRAFFIC`).
+    A current-scaling cast reads the tensor twice; delayed scaling once. Analytic: no fused cast was measured. The eager chain of
+    ``gemm_fp8.csv`` takes 4.6 times as long (``fp8_cast`` of :data:`EAGER_TRAFFIC`).
     """
     moved = np.asarray(elements, dtype=np.float64) * (source_bytes * passes + target_bytes)
     return memory_seconds(device, moved)

@@ -73,6 +73,9 @@ class FrameworkColumns:
     dropout: Floats
     elementwise_forward_passes: Floats
     elementwise_backward_passes: Floats
+    rotary_passes: Floats
+    gated_activation_passes: Floats
+    elementwise_kernels: Floats
     kernels_per_layer_forward: Floats
     kernels_per_layer_backward: Floats
     host_launch_factor: Floats
@@ -94,6 +97,7 @@ class FrameworkColumns:
     expert_imbalance: Floats
     memory_reserve_bytes: Floats
     fragmentation: Floats
+    persistent_gradients: Floats
     gated_tensors_kept: Floats
     query_copies_kept: Floats
     logits_bytes: Floats

@@ -23,6 +23,10 @@ from .sharding import RING, ULYSSES, LocalParameters, Shard
 from .topology import Group, place
 
 
+BACKWARD_KERNELS = 1.5
+"""Memory-bound kernels of a backward pass over those of the forward."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
     """Seconds of one pass (forward or backward) by term; communication is what stays exposed."""
@@ -241,8 +245,10 @@ def _attention_core_seconds(inputs: Inputs, shard: Shard) -> tuple[Floats, Float
 
 def _elementwise_seconds(inputs: Inputs, traffic: Traffic) -> tuple[Floats, Floats]:
     framework = inputs.framework
-    forward = memory_seconds(inputs.device, traffic.forward * framework.elementwise_forward_passes)
-    backward = memory_seconds(inputs.device, traffic.backward * framework.elementwise_backward_passes)
+    device = inputs.wide_device
+    ramp = (framework.elementwise_kernels - 1) * device.memory_half_bytes
+    forward = memory_seconds(device, traffic.forward * framework.elementwise_forward_passes + ramp)
+    backward = memory_seconds(device, traffic.backward * framework.elementwise_backward_passes + BACKWARD_KERNELS * ramp)
     return forward, backward
 
 
@@ -250,7 +256,7 @@ def _score_seconds(inputs: Inputs, shard: Shard) -> Floats:
     """Softmax and dropout over the scores, repeated by selective recomputation where attention is not fused."""
     framework = inputs.framework
     scores = inputs.training.activation_bytes * operators.score_elements(inputs, shard) * (1 - framework.fused_attention)
-    return memory_seconds(inputs.device, scores * (4 + 2.5 * framework.dropout) * framework.elementwise_forward_passes)
+    return memory_seconds(inputs.wide_device, scores * (4 + 2.5 * framework.dropout) * framework.elementwise_forward_passes)
 
 
 def _tensor_collective_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Floats:
@@ -323,7 +329,7 @@ def _accumulation_seconds(inputs: Inputs, strategies: StrategyColumns, parameter
     several = inputs.training.global_batch_size > strategies.data_parallel_size * strategies.micro_batch_size
     moved = np.where(wide > narrow, 2 * narrow + 2 * wide, 3 * wide * several)
     casts = training.autocast * (training.parameter_bytes + narrow)
-    return memory_seconds(inputs.device, parameters * (moved * (1 - framework.fused_gradient_accumulation) + casts))
+    return memory_seconds(inputs.wide_device, parameters * (moved * (1 - framework.fused_gradient_accumulation) + casts))
 
 
 def _host_seconds(inputs: Inputs, shard: Shard, kernels: Floats, reductions: Floats, busy: Floats) -> Floats:

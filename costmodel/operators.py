@@ -161,6 +161,7 @@ def attention_traffic(inputs: Inputs, shard: Shard) -> Traffic:
     norms = model.norms_per_layer / 2
     token_width = e * model.hidden * shard.norm_tokens
     rotated = e * shard.tokens * (shard.local_heads * model.qk_head_dim + shard.local_kv_heads * model.qk_head_dim) * model.rotary
+    rotated = rotated * inputs.framework.rotary_passes
     scores = e * score_elements(inputs, shard) * (1 - inputs.framework.fused_attention)
     dropout = token_width * 2.5 * inputs.framework.dropout
     return Traffic(
@@ -175,6 +176,7 @@ def feed_forward_traffic(inputs: Inputs, shard: Shard, width: Floats) -> Traffic
     norms = model.norms_per_layer / 2
     token_width = e * model.hidden * shard.norm_tokens
     hidden_width = e * shard.tokens * width / shard.tp
+    hidden_width = hidden_width * activation_passes(inputs)
     dropout = token_width * 2.5 * inputs.framework.dropout
     return Traffic(
         forward=token_width * (2 * norms + 3) + hidden_width * (2 + model.gated) + dropout,
@@ -182,12 +184,17 @@ def feed_forward_traffic(inputs: Inputs, shard: Shard, width: Floats) -> Traffic
     )
 
 
+def activation_passes(inputs: Inputs) -> Floats:
+    """Passes over a gated activation's tensors; 1 for a plain one."""
+    return np.where(inputs.model.gated > 0, inputs.framework.gated_activation_passes, 1.0)
+
+
 def expert_traffic(inputs: Inputs, shard: Shard) -> Traffic:
     """Permutation to experts and back, activation of the routed rows, and the shared expert with the layer's norm."""
     model, e = inputs.model, inputs.training.activation_bytes
     rows = shard.expert_rows * inputs.framework.expert_imbalance
     moved = e * rows * model.hidden
-    activated = e * rows * model.moe_ffn / shard.etp
+    activated = e * rows * model.moe_ffn / shard.etp * activation_passes(inputs)
     routed = Traffic(forward=4 * moved + activated * (2 + model.gated), backward=4 * moved + activated * (3 + 2 * model.gated))
     return routed + feed_forward_traffic(inputs, shard, model.shared_ffn)
 

@@ -7,7 +7,7 @@ The one implementation behind ``estimate`` (one strategy), the search (many stra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -105,7 +105,7 @@ def _boundary_seconds(inputs: Inputs, shard: Shard) -> Floats:
     sliced = (shard.sp > 0) | (inputs.framework.pipeline_scatter_gather > 0)
     size = shard.tokens * inputs.model.hidden * inputs.training.activation_bytes / np.where(sliced, shard.tp, 1)
     distance = shard.tp * shard.cp * shard.dp
-    return np.where(shard.pp > 1, p2p_seconds(size, crosses_domain(distance, inputs.links), inputs.links), 0.0)
+    return np.where(shard.pp > 1, p2p_seconds(size, crosses_domain(distance, inputs.links, shard.pp), inputs.links), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +277,7 @@ def _stage_costs(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts,
     last = np.zeros(p)
     last[ranks[-1]] = 1
     buffers = memory.gathered_bytes(inputs, strategies, costs.local)
+    states, activations = _without_early_gradients(inputs, states, activations, count)
     tensors = states.total + activations + _column(costs.logits) * last + _column(buffers)
     busy = makespan + np.max(data + optimizer, axis=1)
     nodes = np.maximum(inputs.num_gpus / inputs.gpus_per_node, 1)
@@ -437,6 +438,19 @@ def _rank_activations(
     has_moe = (moe @ on_rank.T) > 0
     one_layer = np.where(has_moe, _column(costs.moe_activations.kept), _column(costs.dense_activations.kept))
     return in_flight * of_rank + (share > 0) * one_layer, in_flight
+
+
+def _without_early_gradients(
+    inputs: Inputs, states: StateBytes, activations: Floats, count: Floats
+) -> tuple[StateBytes, Floats]:
+    """Where gradients are made anew by the backward pass of a single micro-batch, they take the place of the activations it frees.
+
+    The peak is the larger of the two ends of that pass, not their sum.
+    """
+    fresh = _column((inputs.framework.persistent_gradients == 0) & (count == 1))
+    early = activations >= states.gradients
+    gradients = np.where(fresh & early, 0.0, states.gradients)
+    return replace(states, gradients=gradients), np.where(fresh & ~early, 0.0, activations)
 
 
 def _tail_seconds(

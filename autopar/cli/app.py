@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import NoReturn
 
 import click
+from click.shell_completion import shell_complete
 
 import autopar
 
 EXIT_BAD_INPUT, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 4, 130, 141
 
+COMPLETE_VARIABLE = "_AUTOPAR_COMPLETE"
 COMMANDS = ("plan", "estimate", "explain", "catalog", "schema", "doctor", "completion")
 
 EPILOG = """\b
@@ -61,9 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. No exception leaves but SystemExit from shell completion."""
+    """Run the command line; returns the exit code, and lets no exception out."""
     try:
-        code = cli.main(args=None if arguments is None else list(arguments), prog_name="autopar", standalone_mode=False)
+        code = _invoke(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
     except BrokenPipeError:
         _silence_stdout()
@@ -75,7 +77,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _usage(error)
     except Exception as error:
         return _failure(error)
-    return code if isinstance(code, int) else 0
+    return code
+
+
+def _invoke(arguments: list[str]) -> int:
+    """What ``click.Command.main`` does, without its own ways of ending: it exits with 1 on a broken pipe, which means "no" here."""
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
+        return shell_complete(cli, {}, "autopar", COMPLETE_VARIABLE, instruction)
+    try:
+        with cli.make_context("autopar", arguments) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    return 0
 
 
 def _usage(error: click.ClickException) -> int:

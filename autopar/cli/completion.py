@@ -17,9 +17,9 @@ Examples:
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def command(shell: str) -> None:
     """Print the completion script of a shell."""
-    from .app import cli
+    from .app import COMPLETE_VARIABLE, cli
 
     kind = get_completion_class(shell)
     if kind is None:
         raise click.UsageError(f"no completion for {shell}")
-    click.echo(kind(cli, {}, "autopar", "_AUTOPAR_COMPLETE").source())
+    click.echo(kind(cli, {}, "autopar", COMPLETE_VARIABLE).source())

@@ -27,6 +27,11 @@ class ExecutionProfile:
     elementwise_forward_passes: float
     """Bytes the memory-bound operators of a layer move forward, over the least that unfused operators must move."""
     elementwise_backward_passes: float
+    rotary_passes: float
+    """The same for rotary positions, on top: eager PyTorch runs five kernels, some in fp32."""
+    gated_activation_passes: float
+    elementwise_kernels: float
+    """Memory-bound kernels of one layer's forward; each pays the device's ramp."""
     kernels_per_layer_forward: float
     kernels_per_layer_backward: float
     host_launch_factor: float
@@ -62,6 +67,8 @@ class ExecutionProfile:
     """Context, communicators and workspace outside the tensors."""
     fragmentation: float
     """Reserved over allocated, minus 1."""
+    persistent_gradients: bool
+    """Gradients live in buffers for the whole step; else a single micro-batch has none until its backward."""
     gradient_bytes: float
     """Bytes a parameter of the accumulated gradients; 0 takes the precision's."""
     gradient_reduce_bytes: float

@@ -1,0 +1,242 @@
+"""Rules of the pipeline, its schedule, the batch, sharded states and recomputation.
+
+Sources as in :mod:`autopar.search.rules_layout`; what a schedule itself needs is
+:func:`autopar.costmodel.spec.schedule.schedule_faults`, which the schedule's builder enforces.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autopar.costmodel.columns import SCHEDULES, Bools, StrategyColumns
+from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.errors import Fault
+from autopar.costmodel.spec.schedule import schedule_faults
+from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, balanced_layers
+
+from .rule import Rule, accepted_values, divisors, everything, nearest
+
+# -- stages -------------------------------------------------------------------------------------------------------------
+
+
+def _stages(problem: Problem, columns: StrategyColumns) -> Bools:
+    """Every virtual stage holds at least one layer."""
+    return columns.pipeline_parallel_size * columns.virtual_pipeline_stages <= problem.model.num_layers
+
+
+def _explain_stages(problem: Problem, strategy: Strategy) -> Fault:
+    layers, stages = problem.model.num_layers, strategy.num_virtual_stages
+    if strategy.pipeline_parallel_size <= layers:
+        fix = f"virtual_pipeline_stages={layers // strategy.pipeline_parallel_size}"
+    else:
+        fix = f"pipeline_parallel_size={layers}"
+    product = f"{strategy.pipeline_parallel_size} x {strategy.virtual_pipeline_stages} = {stages}"
+    required = f"{product} virtual stages need as many layers, and {problem.model.name} has {layers}"
+    return Fault(field="pipeline_parallel_size", given=str(strategy.pipeline_parallel_size), required=required, fix=fix)
+
+
+def _layer_split(problem: Problem, columns: StrategyColumns) -> Bools:
+    """An explicit split has one entry a virtual stage, none of them empty, and loses or adds no layer."""
+    accepted = everything(columns)
+    stages = columns.pipeline_parallel_size * columns.virtual_pipeline_stages
+    for row, split in enumerate(columns.pipeline_layers):
+        if split:
+            accepted[row] = len(split) == stages[row] and sum(split) == problem.model.num_layers and min(split) >= 1
+    return accepted
+
+
+def _explain_layer_split(problem: Problem, strategy: Strategy) -> Fault:
+    split, stages, layers = strategy.pipeline_layers, strategy.num_virtual_stages, problem.model.num_layers
+    required = f"must be {stages} entries of at least 1 that sum to num_layers={layers}; these are {len(split)} and sum to {sum(split)}"
+    fix = f"for example {','.join(map(str, balanced_layers(layers, stages)))}" if stages <= layers else ""
+    return Fault(field="pipeline_layers", given=",".join(map(str, split)), required=required, fix=fix)
+
+
+# -- schedule -----------------------------------------------------------------------------------------------------------
+
+
+def _schedule_supported(problem: Problem, columns: StrategyColumns) -> Bools:
+    """The framework has the schedule; a single stage needs none and is written 1f1b."""
+    single = columns.pipeline_parallel_size == 1
+    plain = columns.is_schedule(PipelineSchedule.ONE_F_ONE_B)
+    return np.where(single, plain, columns.is_schedule(*problem.framework.schedules))
+
+
+def _explain_schedule_supported(problem: Problem, strategy: Strategy) -> Fault:
+    kinds = problem.framework.schedules
+    if strategy.pipeline_parallel_size == 1:
+        required, fix = "pipeline_parallel_size=1 has nothing to schedule", "pipeline_schedule=1f1b, or pipeline_parallel_size=2"
+    elif kinds:
+        required, fix = f"{problem.framework.name} does not have it", f"it has {', '.join(kinds)}"
+    else:
+        required, fix = f"{problem.framework.name} has no pipeline", "pipeline_parallel_size=1"
+    return Fault(field="pipeline_schedule", given=strategy.pipeline_schedule.value, required=required, fix=fix)
+
+
+def _virtual_stages(_: Problem, columns: StrategyColumns) -> Bools:
+    """Only an interleaved pipeline has several virtual stages a rank (and must); zero-bubble takes two as ZBV."""
+    chunks = columns.virtual_pipeline_stages
+    interleaved = columns.is_schedule(PipelineSchedule.INTERLEAVED)
+    most = np.where(columns.is_schedule(PipelineSchedule.ZERO_BUBBLE), 2, 1)
+    return np.where(interleaved, (chunks >= 2) & (columns.pipeline_parallel_size > 1), chunks <= most)
+
+
+def _explain_virtual_stages(_: Problem, strategy: Strategy) -> Fault:
+    kind, chunks, ranks = strategy.pipeline_schedule, strategy.virtual_pipeline_stages, strategy.pipeline_parallel_size
+    if kind is PipelineSchedule.INTERLEAVED and ranks == 1:
+        fix = "pipeline_schedule=1f1b with virtual_pipeline_stages=1"
+        return Fault(field="pipeline_parallel_size", given="1", required="interleaving needs at least 2 pipeline ranks", fix=fix)
+    return next(fault for fault in schedule_faults(kind, ranks, chunks, 4 * ranks) if fault.field == "virtual_pipeline_stages")
+
+
+def _schedule_ranks(_: Problem, columns: StrategyColumns) -> Bools:
+    """DualPipe pairs the pipeline ranks from both ends."""
+    return ~columns.is_schedule(PipelineSchedule.DUALPIPE) | (columns.pipeline_parallel_size % 2 == 0)
+
+
+def _explain_schedule_ranks(_: Problem, strategy: Strategy) -> Fault:
+    ranks = strategy.pipeline_parallel_size
+    faults = schedule_faults(strategy.pipeline_schedule, ranks, 1, 4 * ranks)
+    return next(fault for fault in faults if fault.field == "pipeline_parallel_size")
+
+
+def _schedule_microbatches(problem: Problem, columns: StrategyColumns) -> Bools:
+    """Interleaved: micro-batches in whole groups of one a pipeline rank. DualPipe: an even number, two a rank at least."""
+    ranks = columns.pipeline_parallel_size
+    count = problem.training.global_batch_size // (columns.data_parallel_size * columns.micro_batch_size)
+    interleaved, dual = columns.is_schedule(PipelineSchedule.INTERLEAVED), columns.is_schedule(PipelineSchedule.DUALPIPE)
+    return (~interleaved | (count % ranks == 0)) & (~dual | ((count % 2 == 0) & (count >= 2 * ranks)))
+
+
+def _explain_schedule_microbatches(problem: Problem, strategy: Strategy) -> Fault:
+    ranks, count = strategy.pipeline_parallel_size, strategy.num_microbatches(problem.training.global_batch_size)
+    if strategy.pipeline_schedule is PipelineSchedule.INTERLEAVED:
+        required, step = f"interleaved_1f1b needs a multiple of pipeline_parallel_size={ranks}", ranks
+    else:
+        required, step = f"dualpipe needs an even number of at least twice pipeline_parallel_size={ranks}", 2
+    share = problem.training.global_batch_size // strategy.data_parallel_size
+    sizes = accepted_values(problem, strategy, "micro_batch_size", divisors(share, limit=1024), [_schedule_microbatches])
+    batch = strategy.data_parallel_size * strategy.micro_batch_size
+    least = 2 * ranks if strategy.pipeline_schedule is PipelineSchedule.DUALPIPE else ranks
+    larger = max(least, (count // step + 1) * step) * batch
+    fix = nearest(strategy.micro_batch_size, sizes).replace("nearest valid:", "micro_batch_size")
+    fix = f"{fix}, or global_batch_size={larger}" if fix else f"global_batch_size={larger}"
+    return Fault(field="num_microbatches", given=str(count), required=required, fix=fix)
+
+
+# -- batch --------------------------------------------------------------------------------------------------------------
+
+
+def _data_batch(problem: Problem, columns: StrategyColumns) -> Bools:
+    """The data-parallel ranks share the global batch equally."""
+    return problem.training.global_batch_size % np.maximum(columns.data_parallel_size, 1) == 0
+
+
+def _explain_data_batch(problem: Problem, strategy: Strategy) -> Fault:
+    batch, size = problem.training.global_batch_size, strategy.data_parallel_size
+    lower = batch // size * size
+    near = f"{lower} or {lower + size}" if lower else str(size)
+    return Fault(
+        field="data_parallel_size", given=str(size), required=f"must divide global_batch_size={batch}", fix=f"global_batch_size={near}"
+    )
+
+
+def _micro_batch(problem: Problem, columns: StrategyColumns) -> Bools:
+    """Each data-parallel rank's sequences make a whole number of micro-batches."""
+    batch, size = problem.training.global_batch_size, columns.data_parallel_size
+    return (batch % (columns.micro_batch_size * size) == 0) | (batch % size != 0)
+
+
+def _explain_micro_batch(problem: Problem, strategy: Strategy) -> Fault:
+    share = problem.training.global_batch_size // strategy.data_parallel_size
+    size = strategy.micro_batch_size
+    required = f"must divide the {share} sequences of a data-parallel rank (global_batch_size / data_parallel_size)"
+    return Fault(field="micro_batch_size", given=str(size), required=required, fix=nearest(size, divisors(share)))
+
+
+# -- sharded states and recomputation -----------------------------------------------------------------------------------
+
+
+def _zero_stage(problem: Problem, columns: StrategyColumns) -> Bools:
+    """The framework shards states this way, and does so under a pipeline where there is one."""
+    alone = np.isin(columns.zero_stage, problem.framework.zero_stages)
+    piped = np.isin(columns.zero_stage, problem.framework.zero_stages_with_pipeline)
+    return alone & (piped | (columns.pipeline_parallel_size == 1))
+
+
+def _explain_zero_stage(problem: Problem, strategy: Strategy) -> Fault:
+    framework, piped = problem.framework, strategy.pipeline_parallel_size > 1
+    allowed = sorted(set(framework.zero_stages) & set(framework.zero_stages_with_pipeline) if piped else framework.zero_stages)
+    where = f" with pipeline_parallel_size={strategy.pipeline_parallel_size}" if piped else ""
+    required = f"{framework.name} takes {', '.join(map(str, allowed)) or 'none'}{where}"
+    return Fault(field="zero_stage", given=str(strategy.zero_stage), required=required, fix=nearest(strategy.zero_stage, allowed))
+
+
+def _shard_group(_: Problem, columns: StrategyColumns) -> Bools:
+    """A smaller sharding group divides the data- and context-parallel ranks, and something is sharded over it."""
+    size, ranks = columns.shard_group_size, columns.data_parallel_size * columns.context_parallel_size
+    return (size == 0) | ((ranks % np.maximum(size, 1) == 0) & (columns.zero_stage > 0))
+
+
+def _explain_shard_group(_: Problem, strategy: Strategy) -> Fault:
+    ranks = strategy.data_parallel_size * strategy.context_parallel_size
+    size = strategy.shard_group_size
+    if strategy.zero_stage == 0:
+        return Fault(
+            field="shard_group_size", given=str(size), required="zero_stage=0 shards nothing", fix="shard_group_size=0, or zero_stage=1"
+        )
+    required = f"must divide data x context parallel sizes = {ranks}"
+    return Fault(field="shard_group_size", given=str(size), required=required, fix=nearest(size, divisors(ranks)))
+
+
+def layers_per_rank(problem: Problem, pipeline_parallel_size: int) -> int:
+    """Layers of the fullest pipeline rank."""
+    return -(-problem.model.num_layers // pipeline_parallel_size)
+
+
+def _recomputed_layers(problem: Problem, columns: StrategyColumns) -> Bools:
+    """Only full recomputation counts layers, at most those of a pipeline rank."""
+    most = -(-problem.model.num_layers // columns.pipeline_parallel_size)
+    return (columns.num_recompute_layers == 0) | (columns.is_recompute(Recompute.FULL) & (columns.num_recompute_layers <= most))
+
+
+def _explain_recomputed_layers(problem: Problem, strategy: Strategy) -> Fault:
+    given = str(strategy.num_recompute_layers)
+    if strategy.recompute is not Recompute.FULL:
+        required = f"counts layers of recompute=full, and recompute is {strategy.recompute.value}"
+        return Fault(field="num_recompute_layers", given=given, required=required, fix="num_recompute_layers=0, or recompute=full")
+    most = layers_per_rank(problem, strategy.pipeline_parallel_size)
+    return Fault(field="num_recompute_layers", given=given, required=f"a pipeline rank holds {most} layers", fix=f"nearest valid: {most}")
+
+
+PIPELINE_RULES: tuple[Rule, ...] = tuple(
+    Rule(name=name, reads=frozenset(reads.split()), mask=mask, explain=explain)
+    for name, reads, mask, explain in (
+        ("global_batch_divides", "data_parallel_size", _data_batch, _explain_data_batch),
+        ("layer_in_every_stage", "pipeline_parallel_size virtual_pipeline_stages", _stages, _explain_stages),
+        ("pipeline_layers", "pipeline_parallel_size virtual_pipeline_stages", _layer_split, _explain_layer_split),
+        ("schedule_supported", "pipeline_parallel_size pipeline_schedule", _schedule_supported, _explain_schedule_supported),
+        (
+            "virtual_stages",
+            "pipeline_parallel_size virtual_pipeline_stages pipeline_schedule",
+            _virtual_stages,
+            _explain_virtual_stages,
+        ),
+        ("schedule_ranks", "pipeline_parallel_size pipeline_schedule", _schedule_ranks, _explain_schedule_ranks),
+        ("micro_batch_divides", "data_parallel_size micro_batch_size", _micro_batch, _explain_micro_batch),
+        (
+            "schedule_microbatches",
+            "pipeline_parallel_size pipeline_schedule data_parallel_size micro_batch_size",
+            _schedule_microbatches,
+            _explain_schedule_microbatches,
+        ),
+        ("zero_stage", "pipeline_parallel_size zero_stage", _zero_stage, _explain_zero_stage),
+        ("shard_group", "data_parallel_size context_parallel_size zero_stage shard_group_size", _shard_group, _explain_shard_group),
+        (
+            "recomputed_layers",
+            "pipeline_parallel_size recompute num_recompute_layers",
+            _recomputed_layers,
+            _explain_recomputed_layers,
+        ),
+    )
+)
