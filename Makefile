@@ -9,7 +9,7 @@ JOBS   ?= 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_ROOT_USER_ACTION = ignore
-PIP_INSTALL = -m pip install --quiet --no-input
+PIP_INSTALL = -m pip install -qq --no-input
 
 DEV    := .venv-dev/bin
 SOURCE := autopar costmodel search runtime benchmarks tests

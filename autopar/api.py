@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.errors import Fault
     from autopar.costmodel.spec.estimate import Estimate
     from autopar.costmodel.spec.model import ModelSpec
+    from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
     from autopar.search import Constraints, SearchResult
 
@@ -80,7 +81,9 @@ def plan(
     (problem, assumptions), (constraints, texts) = question, bounds
     result = search(problem, constraints, top=max(top, 1))
     if result.best is None:
-        raise NoPlanError(_nothing_fits(problem, result, texts))
+        if was_interrupted(result.summary):
+            raise KeyboardInterrupt("before a strategy that fits was found")
+        raise NoPlanError(_nothing_fits(problem, constraints, result, texts))
     return Plan(
         strategy=result.best,
         estimate=_estimate(problem, result.best),
@@ -173,9 +176,14 @@ def resolve(
 
 def faults(problem: Problem, strategy: Strategy) -> tuple[Fault, ...]:
     """Every rule that refuses ``strategy``, with the numbers behind it and the smallest fix."""
-    from autopar.search import feasibility
+    from autopar.search.feasibility import faults as broken_rules
 
-    return feasibility.faults(problem, strategy)
+    return broken_rules(problem, strategy)
+
+
+def was_interrupted(search: SearchSummary) -> bool:
+    """Whether the search was cut short, so that its best is the best of what it saw."""
+    return search.optimality.startswith("interrupted")
 
 
 def refusal_text(strategy: Strategy, refused: Iterable[Fault]) -> str:
@@ -218,7 +226,8 @@ def _texts(values: Mapping[str, object] | Iterable[str]) -> list[str]:
     return list(values)
 
 
-def _nothing_fits(problem: Problem, result: SearchResult, constraints: tuple[str, ...]) -> str:
+def _nothing_fits(problem: Problem, constraints: Constraints, result: SearchResult, texts: tuple[str, ...]) -> str:
     from autopar.report.no_plan import no_plan_text
+    from autopar.search import smallest_cluster
 
-    return no_plan_text(problem, result, constraints)
+    return no_plan_text(problem, result, texts, smallest_cluster(problem, constraints))

@@ -29,7 +29,7 @@ def names(kind: str) -> tuple[str, ...]:
     """Every name of a kind, sorted."""
     from autopar.catalog import frameworks, hardware, models
 
-    sources = {
+    sources: dict[str, Callable[[], tuple[str, ...]]] = {
         "devices": hardware.device_names,
         "clusters": hardware.cluster_names,
         "models": models.model_names,

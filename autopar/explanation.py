@@ -42,7 +42,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """``estimate`` is None where a rule other than memory refuses the strategy; ``changes`` all fit, fastest first."""
+    """``estimate`` is None where a rule other than memory refuses the strategy; ``changes`` all fit, fastest first.
+
+    ``refused_by`` has every rule that the strategy breaks, memory included.
+    """
 
     strategy: Strategy
     refused_by: tuple[Fault, ...]
@@ -59,11 +62,13 @@ class Explanation:
 def explain_strategy(problem: Problem, strategy: Strategy) -> Explanation:
     """Rules, estimate and the single changes that fit and are faster (or, where it does not run, that run)."""
     from autopar.costmodel.estimate import estimate
-    from autopar.search import feasibility
+    from autopar.search.feasibility import faults, memory_fault
 
-    refused = feasibility.faults(problem, strategy)
+    refused = faults(problem, strategy)
     now = None if refused else estimate(problem, strategy)
-    limit = now.step_time_seconds * (1 - WORTHWHILE) if now is not None and now.fits else float("inf")
+    too_large = memory_fault(now.peak_memory_bytes, now.memory_capacity_bytes) if now is not None and not now.fits else None
+    refused += (too_large,) if too_large is not None else ()
+    limit = float("inf") if now is None or refused else now.step_time_seconds * (1 - WORTHWHILE)
     changes = [change for change in _evaluated(problem, strategy) if change.fits and change.step_time_seconds < limit]
     changes.sort(key=lambda change: change.step_time_seconds)
     return Explanation(strategy=strategy, refused_by=refused, estimate=now, changes=tuple(changes))
@@ -84,11 +89,11 @@ def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
 
 def _evaluated(problem: Problem, strategy: Strategy) -> Iterator[Change]:
     from autopar.costmodel.estimate import estimate
-    from autopar.search import feasibility
+    from autopar.search.feasibility import faults
 
     for label, candidate in neighbours(strategy):
         try:
-            if feasibility.faults(problem, candidate):
+            if faults(problem, candidate):
                 continue
             result = estimate(problem, candidate)
         except AutoparError:

@@ -105,7 +105,9 @@ def gather(faults: list[Fault], read: Callable[[], T]) -> T | None:
 def _model(model: str | Path | ModelSpec) -> ModelSpec:
     if isinstance(model, ModelSpec):
         return model
-    if looks_like_path(model):
+    from autopar.catalog.models import model_names
+
+    if looks_like_path(model) or (str(model) not in model_names() and _is_there(model)):
         from autopar.io.hf_config import read_model
 
         return read_model(Path(model))
@@ -115,10 +117,15 @@ def _model(model: str | Path | ModelSpec) -> ModelSpec:
 
 
 def looks_like_path(name: str | Path) -> bool:
-    """Whether ``name`` is meant as a file or folder: it has a separator or a file's ending, or is there."""
-    if isinstance(name, Path):
-        return True
-    return "/" in name or "\\" in name or name.endswith((".json", ".toml")) or (name in (".", "..")) or Path(name).exists()
+    """Whether ``name`` can only be meant as a file or folder: it has a separator or a file's ending."""
+    return isinstance(name, Path) or "/" in name or "\\" in name or name in (".", "..") or name.endswith((".json", ".toml"))
+
+
+def _is_there(name: str | Path) -> bool:
+    try:
+        return bool(name) and Path(name).exists()
+    except OSError:
+        return False
 
 
 def _cluster(cluster: str | Path | ClusterSpec | None, gpus: int | None, gpu: str | None, notes: list[str]) -> ClusterSpec:
@@ -131,7 +138,7 @@ def _cluster(cluster: str | Path | ClusterSpec | None, gpus: int | None, gpu: st
         raise InvalidInputError(
             Fault(field="gpu", given=repr(gpu), required="a cluster says its own device", fix="give gpu or cluster, not both")
         )
-    if cluster is not None and looks_like_path(cluster):
+    if cluster is not None and (looks_like_path(cluster) or (cluster not in hardware.cluster_names() and _is_there(cluster))):
         return hardware.read_cluster_file(Path(cluster), gpus)
     if gpus is None:
         raise InvalidInputError(Fault(field="gpus", given="", required="the number of GPUs is needed", fix="for example --gpus 64"))

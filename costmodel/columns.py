@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -117,10 +118,27 @@ def stack(rows: Sequence[Record]) -> Record:
 def gather(record: Record, rows: npt.NDArray[np.int64]) -> Record:
     """The given rows of a record of columns; scalars (0-d arrays) stand for every row and stay as they are."""
     values = {}
-    for field in fields(record):  # type: ignore[arg-type]
-        part = getattr(record, field.name)
-        if is_dataclass(part):
-            values[field.name] = gather(part, rows)
+    for name in _names(type(record)):
+        part = getattr(record, name)
+        if isinstance(part, np.ndarray | np.generic):
+            values[name] = part[rows] if part.ndim else part
         else:
-            values[field.name] = part[rows] if np.ndim(part) else part
+            values[name] = gather(part, rows)
     return type(record)(**values)
+
+
+def trailing(record: Record) -> Record:
+    """A record of columns with one more axis at the end, to broadcast over ranks; scalars (0-d arrays) stay as they are."""
+    values = {}
+    for name in _names(type(record)):
+        part = getattr(record, name)
+        if isinstance(part, np.ndarray | np.generic):
+            values[name] = part[..., np.newaxis] if part.ndim else part
+        else:
+            values[name] = trailing(part)
+    return type(record)(**values)
+
+
+@cache
+def _names(record_type: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(record_type))

@@ -73,6 +73,7 @@ class FrameworkColumns:
     dropout: Floats
     elementwise_forward_passes: Floats
     elementwise_backward_passes: Floats
+    score_passes: Floats
     rotary_passes: Floats
     gated_activation_passes: Floats
     elementwise_kernels: Floats

@@ -23,6 +23,9 @@ from .sharding import RING, ULYSSES, LocalParameters, Shard
 from .topology import Group, place
 
 
+HOST_SHARPNESS = 4.0
+LOCKSTEP_RANKS = 7.0
+"""Other ranks of an eight-way group: where ``host_seconds_per_collective`` is quoted."""
 BACKWARD_KERNELS = 1.5
 """Memory-bound kernels of a backward pass over those of the forward."""
 
@@ -256,7 +259,7 @@ def _score_seconds(inputs: Inputs, shard: Shard) -> Floats:
     """Softmax and dropout over the scores, repeated by selective recomputation where attention is not fused."""
     framework = inputs.framework
     scores = inputs.training.activation_bytes * operators.score_elements(inputs, shard) * (1 - framework.fused_attention)
-    return memory_seconds(inputs.wide_device, scores * (4 + 2.5 * framework.dropout) * framework.elementwise_forward_passes)
+    return memory_seconds(inputs.wide_device, scores * (4 + 2.5 * framework.dropout) * framework.score_passes)
 
 
 def _tensor_collective_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Floats:
@@ -333,7 +336,13 @@ def _accumulation_seconds(inputs: Inputs, strategies: StrategyColumns, parameter
 
 
 def _host_seconds(inputs: Inputs, shard: Shard, kernels: Floats, reductions: Floats, busy: Floats) -> Floats:
-    """Time the GPU waits for launches: the host's time for the layer's kernels beyond the GPU's for running them."""
+    """Time the GPU waits for launches: how much longer than ``busy`` the pass takes because the host must launch it.
+
+    The two run side by side, and the queue between them runs dry at times even when the host is the faster one:
+    (host^s + busy^s)^(1/s) with s = HOST_SHARPNESS. Each tensor-parallel collective adds the wait for the slowest host.
+    """
     framework = inputs.framework
-    collectives = np.where(shard.tp > 1, reductions * framework.host_seconds_per_collective, 0)
-    return np.maximum(kernels * inputs.device.launch_seconds * framework.host_launch_factor + collectives - busy, 0)
+    waits = framework.host_seconds_per_collective * (shard.tp - 1) ** 2 / LOCKSTEP_RANKS**2
+    host = kernels * inputs.device.launch_seconds * framework.host_launch_factor + reductions * waits
+    ratio = host / np.maximum(busy, 1e-9)
+    return busy * ((1 + ratio**HOST_SHARPNESS) ** (1 / HOST_SHARPNESS) - 1)

@@ -163,10 +163,12 @@ def attention_traffic(inputs: Inputs, shard: Shard) -> Traffic:
     rotated = e * shard.tokens * (shard.local_heads * model.qk_head_dim + shard.local_kv_heads * model.qk_head_dim) * model.rotary
     rotated = rotated * inputs.framework.rotary_passes
     scores = e * score_elements(inputs, shard) * (1 - inputs.framework.fused_attention)
+    forward_scores = scores * inputs.framework.score_passes / inputs.framework.elementwise_forward_passes
+    backward_scores = scores * inputs.framework.score_passes / inputs.framework.elementwise_backward_passes
     dropout = token_width * 2.5 * inputs.framework.dropout
     return Traffic(
-        forward=token_width * (2 * norms + 3) + 2 * rotated + dropout + scores * (4 + 2.5 * inputs.framework.dropout),
-        backward=token_width * (3 * norms + 2) + 2 * rotated + dropout + scores * (7 + 2.5 * inputs.framework.dropout),
+        forward=token_width * (2 * norms + 3) + 2 * rotated + dropout + forward_scores * (4 + 2.5 * inputs.framework.dropout),
+        backward=token_width * (3 * norms + 2) + 2 * rotated + dropout + backward_scores * (7 + 2.5 * inputs.framework.dropout),
     )
 
 

@@ -282,11 +282,13 @@ def steady_positions(kind: PipelineSchedule, p: int, v: int, m: int) -> tuple[ra
 
 
 def _places(schedule: Schedule, *, from_end: bool) -> list[Ints]:
-    """Per rank ``[actions, 3]``: kind, stage, and micro-batch counted from the first or the last of the stage."""
+    """Per rank ``[actions, 4]``: kind, stage, micro-batch counted from the first or the last of the stage, part in a pair."""
     graph = action_graph(schedule)
     spans = [schedule.stage_microbatches(stage) for stage in range(schedule.num_stages)]
     origin = np.array([span.stop if from_end else span.start for span in spans])
-    table = np.stack([graph.kind, graph.stage, graph.microbatch - origin[graph.stage]], axis=1)
+    part = np.zeros(len(graph.kind), dtype=np.int64)
+    part[graph.pair_first], part[graph.pair_first + 1] = 1, 2
+    table = np.stack([graph.kind, graph.stage, graph.microbatch - origin[graph.stage], part], axis=1)
     return np.split(table, graph.rank_start[1:-1])
 
 
@@ -307,6 +309,7 @@ def makespan(
     weight_backward: Durations | None = None,
     *,
     transfer_seconds: float | Durations = 0.0,
+    overlapped_share: float | None = None,
 ) -> float:
     """Seconds of one pass through the schedule; the same as :func:`simulate`, sooner when m is large.
 
@@ -316,13 +319,17 @@ def makespan(
     """
     p, v, m, step = pipeline_parallel_size, virtual_pipeline_stages, num_microbatches, period(kind, pipeline_parallel_size)
     short = 6 * p + (m - 6 * p) % step
+
+    def run(count: int) -> Timeline:
+        schedule = build_schedule(kind, p, v, count)
+        return simulate(schedule, forward, backward, weight_backward, transfer_seconds=transfer_seconds, overlapped_share=overlapped_share)
+
     if m > short:
-        line = simulate(build_schedule(kind, p, v, short), forward, backward, weight_backward, transfer_seconds=transfer_seconds)
+        line = run(short)
         seconds = _period_seconds(line, step)
         if seconds is not None:
             return line.makespan_seconds + (m - short) // step * seconds
-    full = build_schedule(kind, p, v, m)
-    return simulate(full, forward, backward, weight_backward, transfer_seconds=transfer_seconds).makespan_seconds
+    return run(m).makespan_seconds
 
 
 def _period_seconds(line: Timeline, step: int) -> float | None:

@@ -25,6 +25,7 @@ def closed_form_makespan(
     *,
     weight_backward: Floats | None = None,
     transfer_seconds: Floats | None = None,
+    overlapped_share: Floats | None = None,
 ) -> tuple[Floats, bool]:
     """Makespan in seconds of N strategies of one schedule, p and v, and whether all N are exact.
 
@@ -38,9 +39,16 @@ def closed_form_makespan(
         forward, backward, weight_backward: ``[N, p*v]`` seconds of a micro-batch on each model stage in
             model order; ``backward`` is the input part where ``weight_backward`` is given.
         transfer_seconds: ``[N, p*v - 1]`` delay of a tensor from each stage to the next, ranks free meanwhile.
+        overlapped_share: ``[N]`` share of its two durations that a pair of dualpipe takes; None: no overlap.
     """
     p, v = pipeline_parallel_size, virtual_pipeline_stages
-    rows = RowDurations(forward=forward, backward=backward, weight_backward=weight_backward, transfer=transfer_seconds)
+    rows = RowDurations(
+        forward=forward,
+        backward=backward,
+        weight_backward=weight_backward,
+        transfer=transfer_seconds,
+        overlapped_share=overlapped_share,
+    )
     _check(kind, p, v, num_microbatches, rows)
     if kind is PipelineSchedule.GPIPE:
         return gpipe_makespan(num_microbatches, rows), True
@@ -66,13 +74,18 @@ def _check(kind: PipelineSchedule, p: int, v: int, num_microbatches: Ints, rows:
     if kind in (PipelineSchedule.ZERO_BUBBLE, PipelineSchedule.DUALPIPE) and rows.weight_backward is None:
         required = f"the weight part of the backward, which {kind.value} runs apart"
         raise InvalidInputError(Fault(field="weight_backward", given="None", required=required))
-    shape = (len(num_microbatches), p * v)
-    named = (("forward", rows.forward), ("backward", rows.backward), ("weight_backward", rows.weight_backward))
+    count, stages = len(num_microbatches), p * v
+    named = (
+        ("forward", rows.forward, stages),
+        ("backward", rows.backward, stages),
+        ("weight_backward", rows.weight_backward, stages),
+        ("transfer_seconds", rows.transfer, stages - 1),
+    )
     raise_if(
         [
-            Fault(field=name, given=f"an array of shape {array.shape}", required=f"shape {shape}: strategies x stages")
-            for name, array in named
-            if array is not None and array.shape != shape
+            Fault(field=name, given=f"an array of shape {array.shape}", required=f"shape {(count, width)}, one row a strategy")
+            for name, array, width in named
+            if array is not None and array.shape != (count, width)
         ]
     )
 

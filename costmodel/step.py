@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from . import layer, memory, operators
-from .columns import SCHEDULES, Bools, Floats, Ints, StrategyColumns, gather
+from .columns import SCHEDULES, Bools, Floats, Ints, StrategyColumns, gather, trailing
 from .communication import all_gather_seconds, all_reduce_seconds, p2p_seconds, reduce_scatter_seconds
 from .compute import GemmLayout, gemm_seconds, memory_seconds, optimizer_seconds
 from .inputs import Inputs
@@ -203,7 +203,7 @@ def stage_groups(inputs: Inputs, strategies: StrategyColumns, *, simulate: bool 
     costs, index = _shared_layer_costs(inputs, strategies)
     for rows in _pipeline_groups(inputs, strategies):
         members = strategies.take(rows)
-        yield _stage_costs(gather(inputs, rows), members, gather(costs, index[rows]), rows, simulate=simulate)
+        yield _stage_costs(gather(inputs, rows) if inputs.num_gpus.ndim else inputs, members, gather(costs, index[rows]), rows, simulate=simulate)
 
 
 _LAYER_KEY = (
@@ -399,14 +399,14 @@ def _rank_parameters(inputs: Inputs, costs: LayerCosts, dense: Ints, moe: Ints, 
 
 def _rank_states(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, dense: Floats, expert: Floats) -> StateBytes:
     """State bytes of each rank: dense parameters over data x context ranks, experts over expert-data ranks."""
-    parts = []
-    for parameters, group in ((dense, costs.groups.data), (expert, costs.groups.expert_data)):
-        by_rank = [memory.state_bytes(inputs, strategies, column, group.size) for column in parameters.T]
-        parts.append(by_rank)
+    wide = trailing(inputs) if inputs.num_gpus.ndim else inputs
+    sharding = strategies.with_columns(zero_stage=_column(strategies.zero_stage), shard_group_size=_column(strategies.shard_group_size))
+    parts = [
+        memory.state_bytes(wide, sharding, parameters, _column(group.size))
+        for parameters, group in ((dense, costs.groups.data), (expert, costs.groups.expert_data))
+    ]
     names = ("parameters", "gradients", "master_weights", "optimizer_states")
-    return StateBytes(
-        **{name: np.stack([getattr(d, name) + getattr(x, name) for d, x in zip(*parts, strict=True)], axis=1) for name in names}
-    )
+    return StateBytes(**{name: getattr(parts[0], name) + getattr(parts[1], name) for name in names})
 
 
 def _rank_activations(
@@ -467,18 +467,20 @@ def _tail_seconds(
     The gradient reduction hides behind the last micro-batch's backward, and rank r finishes before the ranks below it,
     whose backward passes it also hides behind; the parameter gather of ZeRO-1 and 2 hides behind the first forward the same way.
     """
-    training, framework, links = inputs.training, inputs.framework, inputs.links
+    framework = inputs.framework
+    training, links = trailing(inputs.training), trailing(inputs.links)
     stage = _column(strategies.zero_stage)
     ranks = dense.shape[1]
     reduce, gathers, shards = [], [], []
-    for parameters, group in ((dense, costs.groups.data), (expert, costs.groups.expert_data)):
-        columns = [parameters[:, rank] for rank in range(ranks)]
-        all_reduced = [all_reduce_seconds(c * training.gradient_reduce_bytes, group, links) for c in columns]
-        scattered = [reduce_scatter_seconds(c * training.gradient_reduce_bytes, group, links) for c in columns]
-        gathered = [all_gather_seconds(c * training.parameter_gather_bytes, group, links) for c in columns]
-        reduce.append(np.where(stage == 0, np.stack(all_reduced, axis=1), np.stack(scattered, axis=1)))
-        gathers.append(np.where(stage == 0, 0, np.stack(gathered, axis=1)))
-        shards.append(parameters / np.where(stage >= 1, _column(group.size), 1))
+    for parameters, placed in ((dense, costs.groups.data), (expert, costs.groups.expert_data)):
+        group = trailing(placed)
+        gradients = parameters * training.gradient_reduce_bytes
+        reduced = reduce_scatter_seconds(gradients, group, links)
+        if np.any(stage == 0):
+            reduced = np.where(stage == 0, all_reduce_seconds(gradients, group, links), reduced)
+        reduce.append(reduced)
+        gathers.append(np.where(stage == 0, 0, all_gather_seconds(parameters * training.parameter_gather_bytes, group, links)))
+        shards.append(parameters / np.where(stage >= 1, group.size, 1))
     in_step = np.where(stage == 3, 0.0, 1.0)
     slack_forward = np.cumsum(forward, axis=1) - forward
     slack_backward = np.cumsum(backward, axis=1) - backward
@@ -513,12 +515,7 @@ def _optimizer_seconds(inputs: Inputs, parameters: Floats) -> Floats:
     weight = np.where(training.master_weight_bytes > 0, training.master_weight_bytes, training.parameter_bytes)
     copies = np.where(training.master_weight_bytes > 0, ADAM_TRAFFIC_BYTES, 0)
     per_parameter = 2 * training.gradient_bytes + 2 * weight + 2 * training.optimizer_state_bytes + copies
-    return optimizer_seconds(gather_columns(inputs), parameters * _column(per_parameter))
-
-
-def gather_columns(inputs: Inputs):  # type: ignore[no-untyped-def]
-    """The device's columns with a trailing axis, to broadcast over ranks."""
-    return inputs.wide_device.take((slice(None), None)) if inputs.num_gpus.ndim else inputs.wide_device
+    return optimizer_seconds(trailing(inputs.wide_device), parameters * _column(per_parameter))
 
 
 __all__ = ["Evaluation", "LayerCosts", "PassTimes", "StageCosts", "evaluate", "layer_costs", "stage_groups"]

@@ -1,0 +1,11 @@
+"""Finds the fastest strategy that the framework runs and the memory holds."""
+
+from __future__ import annotations
+
+from . import feasibility
+from .constraints import Constraints
+from .result import Ranked, SearchResult
+from .search import search, smallest_cluster
+from .space import enumerate_space
+
+__all__ = ["Constraints", "Ranked", "SearchResult", "enumerate_space", "feasibility", "search", "smallest_cluster"]

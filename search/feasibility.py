@@ -98,13 +98,13 @@ def _inside_domain(problem: Problem, columns: StrategyColumns) -> Bools:
 
 def _long_sequence(problem: Problem, columns: StrategyColumns) -> Bools:
     """Context parallelism is for long sequences."""
-    return (columns.context_parallel_size == 1) | (problem.training.sequence_length >= LONG_SEQUENCE)
+    return np.asarray((columns.context_parallel_size == 1) | (problem.training.sequence_length >= LONG_SEQUENCE))
 
 
 def _expert_tensor_choice(_: Problem, columns: StrategyColumns) -> Bools:
     """Experts are whole, or cut as the dense layers are."""
     size = columns.expert_tensor_parallel_size
-    return (size == 1) | (size == columns.tensor_parallel_size)
+    return np.asarray((size == 1) | (size == columns.tensor_parallel_size))
 
 
 def _sharding_has_ranks(problem: Problem, columns: StrategyColumns) -> Bools:
@@ -115,12 +115,12 @@ def _sharding_has_ranks(problem: Problem, columns: StrategyColumns) -> Bools:
     stages = problem.framework.zero_stages
     piped = [stage for stage in stages if stage in problem.framework.zero_stages_with_pipeline]
     lowest = np.where(columns.pipeline_parallel_size > 1, min(piped, default=0), min(stages, default=0))
-    return several | (columns.zero_stage == lowest)
+    return np.asarray(several | (columns.zero_stage == lowest))
 
 
 def _selective_saves(problem: Problem, columns: StrategyColumns) -> Bools:
     """Selective recomputation drops the attention scores, which fused attention never keeps."""
-    return (columns.recompute != RECOMPUTES.index(Recompute.SELECTIVE)) | (not problem.framework.fused_attention)
+    return np.asarray((columns.recompute != RECOMPUTES.index(Recompute.SELECTIVE)) | (not problem.framework.fused_attention))
 
 
 PREFERENCES: tuple[Preference, ...] = tuple(

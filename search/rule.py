@@ -51,7 +51,8 @@ def accepted_values(
     values = sorted(set(candidates))
     if not values:
         return []
-    rows = [replace(strategy, **{field: value}, **{name: of(value) for name, of in others.items()}) for value in values]
+    changes: list[dict[str, Any]] = [{field: value, **{name: of(value) for name, of in others.items()}} for value in values]
+    rows = [replace(strategy, **change) for change in changes]
     columns = StrategyColumns.of(rows)
     good = np.ones(len(values), dtype=np.bool_)
     for mask in masks:

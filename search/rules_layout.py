@@ -26,7 +26,7 @@ _ALIGNMENT = {ComputeType.FP8: 16, ComputeType.MXFP8: 32, ComputeType.FP4: 32}
 def _world_size(problem: Problem, columns: StrategyColumns) -> Bools:
     """tensor x pipeline x context x data parallel sizes make the number of GPUs."""
     ranks = columns.tensor_parallel_size * columns.pipeline_parallel_size * columns.context_parallel_size * columns.data_parallel_size
-    return ranks == problem.cluster.num_gpus
+    return np.asarray(ranks == problem.cluster.num_gpus)
 
 
 def _explain_world_size(problem: Problem, strategy: Strategy) -> Fault:
@@ -48,13 +48,13 @@ def _explain_world_size(problem: Problem, strategy: Strategy) -> Fault:
 
 def _heads(problem: Problem, columns: StrategyColumns) -> Bools:
     """The attention heads divide over the tensor-parallel ranks."""
-    return problem.model.num_attention_heads % columns.tensor_parallel_size == 0
+    return np.asarray(problem.model.num_attention_heads % columns.tensor_parallel_size == 0)
 
 
 def _key_value_heads(problem: Problem, columns: StrategyColumns) -> Bools:
     """The key-value heads divide over the tensor-parallel ranks, or the ranks over them where the framework replicates heads."""
     groups, size = problem.model.num_key_value_heads, columns.tensor_parallel_size
-    return (groups % size == 0) | ((size % groups == 0) & problem.framework.kv_heads_may_replicate)
+    return np.asarray((groups % size == 0) | ((size % groups == 0) & problem.framework.kv_heads_may_replicate))
 
 
 def _widths(problem: Problem, columns: StrategyColumns) -> Bools:
@@ -77,7 +77,7 @@ def _vocabulary(problem: Problem, columns: StrategyColumns) -> Bools:
     """The vocabulary divides over the tensor-parallel ranks, unless the framework pads it."""
     if problem.framework.vocab_padding_multiple:
         return everything(columns)
-    return problem.model.vocab_size % columns.tensor_parallel_size == 0
+    return np.asarray(problem.model.vocab_size % columns.tensor_parallel_size == 0)
 
 
 _TENSOR_MASKS = (_heads, _key_value_heads, _widths, _vocabulary)
@@ -129,7 +129,7 @@ def _explain_sequence_parallel(problem: Problem, strategy: Strategy) -> Fault:
 def _sequence_split(problem: Problem, columns: StrategyColumns) -> Bools:
     """Sequence parallelism cuts each context rank's part of the sequence into tensor_parallel_size equal pieces."""
     length, size = problem.training.sequence_length, columns.tensor_parallel_size
-    return ~columns.sequence_parallel | (length % (columns.context_parallel_size * size) == 0)
+    return np.asarray(~columns.sequence_parallel | (length % (columns.context_parallel_size * size) == 0))
 
 
 def _explain_sequence_split(problem: Problem, strategy: Strategy) -> Fault:
@@ -153,7 +153,7 @@ def _context_split(problem: Problem, columns: StrategyColumns) -> Bools:
     values = np.maximum(problem.model.num_key_value_heads // columns.tensor_parallel_size, 1)
     spread = (queries % size == 0) & (queries > 0) & ((values % size == 0) | (size % values == 0))
     ulysses = (length % size == 0) & spread
-    return (size == 1) | np.where(columns.context_parallel_kind == _ULYSSES, ulysses, zigzag)
+    return np.asarray((size == 1) | np.where(columns.context_parallel_kind == _ULYSSES, ulysses, zigzag))
 
 
 def _explain_context_split(problem: Problem, strategy: Strategy) -> Fault:
@@ -175,7 +175,7 @@ def _explain_context_split(problem: Problem, strategy: Strategy) -> Fault:
 
 def _expert_sequence(problem: Problem, columns: StrategyColumns) -> Bools:
     """Experts behind a tensor-parallel attention need sequence parallelism, or every rank would route the same tokens."""
-    return (columns.tensor_parallel_size == 1) | columns.sequence_parallel | (problem.model.moe is None)
+    return np.asarray((columns.tensor_parallel_size == 1) | columns.sequence_parallel | (problem.model.moe is None))
 
 
 def _explain_expert_sequence(problem: Problem, strategy: Strategy) -> Fault:
@@ -188,8 +188,8 @@ def _explain_expert_sequence(problem: Problem, strategy: Strategy) -> Fault:
 def _expert_parallel(problem: Problem, columns: StrategyColumns) -> Bools:
     """The experts divide over the expert-parallel ranks; a model without experts has none to spread."""
     if problem.model.moe is None:
-        return columns.expert_parallel_size == 1
-    return problem.model.moe.num_experts % columns.expert_parallel_size == 0
+        return np.asarray(columns.expert_parallel_size == 1)
+    return np.asarray(problem.model.moe.num_experts % columns.expert_parallel_size == 0)
 
 
 def _explain_expert_parallel(problem: Problem, strategy: Strategy) -> Fault:
@@ -205,8 +205,8 @@ def _expert_tensor(problem: Problem, columns: StrategyColumns) -> Bools:
     """Experts are cut over expert-tensor ranks only where the framework does so, without biases, in equal parts."""
     size, moe = columns.expert_tensor_parallel_size, problem.model.moe
     if moe is None or moe.expert_bias or not problem.framework.expert_tensor_parallel:
-        return size == 1
-    return moe.ffn_hidden_size % size == 0
+        return np.asarray(size == 1)
+    return np.asarray(moe.ffn_hidden_size % size == 0)
 
 
 def _explain_expert_tensor(problem: Problem, strategy: Strategy) -> Fault:
@@ -226,7 +226,7 @@ def _explain_expert_tensor(problem: Problem, strategy: Strategy) -> Fault:
 def _expert_grid(_: Problem, columns: StrategyColumns) -> Bools:
     """The expert grid folds over the ranks of a stage: expert x expert-tensor sizes divide tensor x context x data sizes."""
     ranks = columns.tensor_parallel_size * columns.context_parallel_size * columns.data_parallel_size
-    return ranks % (columns.expert_parallel_size * columns.expert_tensor_parallel_size) == 0
+    return np.asarray(ranks % (columns.expert_parallel_size * columns.expert_tensor_parallel_size) == 0)
 
 
 def _explain_expert_grid(problem: Problem, strategy: Strategy) -> Fault:
@@ -249,7 +249,7 @@ def _alignment(problem: Problem, columns: StrategyColumns) -> Bools:
     for _, width, axis in _local_widths(problem):
         accepted &= width % (getattr(columns, axis) * multiple) == 0
     pieces = columns.context_parallel_size * np.where(columns.sequence_parallel, columns.tensor_parallel_size, 1)
-    return accepted & (problem.training.sequence_length * columns.micro_batch_size % (8 * pieces) == 0)
+    return np.asarray(accepted & (problem.training.sequence_length * columns.micro_batch_size % (8 * pieces) == 0))
 
 
 def _local_widths(problem: Problem) -> list[tuple[str, int, str]]:

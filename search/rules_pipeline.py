@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.costmodel.columns import SCHEDULES, Bools, StrategyColumns
+from autopar.costmodel.columns import Bools, StrategyColumns
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.schedule import schedule_faults
@@ -91,7 +91,7 @@ def _explain_virtual_stages(_: Problem, strategy: Strategy) -> Fault:
 
 def _schedule_ranks(_: Problem, columns: StrategyColumns) -> Bools:
     """DualPipe pairs the pipeline ranks from both ends."""
-    return ~columns.is_schedule(PipelineSchedule.DUALPIPE) | (columns.pipeline_parallel_size % 2 == 0)
+    return np.asarray(~columns.is_schedule(PipelineSchedule.DUALPIPE) | (columns.pipeline_parallel_size % 2 == 0))
 
 
 def _explain_schedule_ranks(_: Problem, strategy: Strategy) -> Fault:
@@ -105,7 +105,7 @@ def _schedule_microbatches(problem: Problem, columns: StrategyColumns) -> Bools:
     ranks = columns.pipeline_parallel_size
     count = problem.training.global_batch_size // (columns.data_parallel_size * columns.micro_batch_size)
     interleaved, dual = columns.is_schedule(PipelineSchedule.INTERLEAVED), columns.is_schedule(PipelineSchedule.DUALPIPE)
-    return (~interleaved | (count % ranks == 0)) & (~dual | ((count % 2 == 0) & (count >= 2 * ranks)))
+    return np.asarray((~interleaved | (count % ranks == 0)) & (~dual | ((count % 2 == 0) & (count >= 2 * ranks))))
 
 
 def _explain_schedule_microbatches(problem: Problem, strategy: Strategy) -> Fault:
@@ -129,7 +129,7 @@ def _explain_schedule_microbatches(problem: Problem, strategy: Strategy) -> Faul
 
 def _data_batch(problem: Problem, columns: StrategyColumns) -> Bools:
     """The data-parallel ranks share the global batch equally."""
-    return problem.training.global_batch_size % np.maximum(columns.data_parallel_size, 1) == 0
+    return np.asarray(problem.training.global_batch_size % np.maximum(columns.data_parallel_size, 1) == 0)
 
 
 def _explain_data_batch(problem: Problem, strategy: Strategy) -> Fault:
@@ -144,7 +144,7 @@ def _explain_data_batch(problem: Problem, strategy: Strategy) -> Fault:
 def _micro_batch(problem: Problem, columns: StrategyColumns) -> Bools:
     """Each data-parallel rank's sequences make a whole number of micro-batches."""
     batch, size = problem.training.global_batch_size, columns.data_parallel_size
-    return (batch % (columns.micro_batch_size * size) == 0) | (batch % size != 0)
+    return np.asarray((batch % (columns.micro_batch_size * size) == 0) | (batch % size != 0))
 
 
 def _explain_micro_batch(problem: Problem, strategy: Strategy) -> Fault:
@@ -161,7 +161,7 @@ def _zero_stage(problem: Problem, columns: StrategyColumns) -> Bools:
     """The framework shards states this way, and does so under a pipeline where there is one."""
     alone = np.isin(columns.zero_stage, problem.framework.zero_stages)
     piped = np.isin(columns.zero_stage, problem.framework.zero_stages_with_pipeline)
-    return alone & (piped | (columns.pipeline_parallel_size == 1))
+    return np.asarray(alone & (piped | (columns.pipeline_parallel_size == 1)))
 
 
 def _explain_zero_stage(problem: Problem, strategy: Strategy) -> Fault:
@@ -175,7 +175,7 @@ def _explain_zero_stage(problem: Problem, strategy: Strategy) -> Fault:
 def _shard_group(_: Problem, columns: StrategyColumns) -> Bools:
     """A smaller sharding group divides the data- and context-parallel ranks, and something is sharded over it."""
     size, ranks = columns.shard_group_size, columns.data_parallel_size * columns.context_parallel_size
-    return (size == 0) | ((ranks % np.maximum(size, 1) == 0) & (columns.zero_stage > 0))
+    return np.asarray((size == 0) | ((ranks % np.maximum(size, 1) == 0) & (columns.zero_stage > 0)))
 
 
 def _explain_shard_group(_: Problem, strategy: Strategy) -> Fault:
@@ -197,7 +197,7 @@ def layers_per_rank(problem: Problem, pipeline_parallel_size: int) -> int:
 def _recomputed_layers(problem: Problem, columns: StrategyColumns) -> Bools:
     """Only full recomputation counts layers, at most those of a pipeline rank."""
     most = -(-problem.model.num_layers // columns.pipeline_parallel_size)
-    return (columns.num_recompute_layers == 0) | (columns.is_recompute(Recompute.FULL) & (columns.num_recompute_layers <= most))
+    return np.asarray((columns.num_recompute_layers == 0) | (columns.is_recompute(Recompute.FULL) & (columns.num_recompute_layers <= most)))
 
 
 def _explain_recomputed_layers(problem: Problem, strategy: Strategy) -> Fault:

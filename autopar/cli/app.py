@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from click.shell_completion import shell_complete
 
 import autopar
 
-EXIT_BAD_INPUT, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 4, 130, 141
+EXIT_BAD_INPUT, EXIT_ABSENT, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 3, 4, 130, 141
 
 COMPLETE_VARIABLE = "_AUTOPAR_COMPLETE"
 COMMANDS = ("plan", "estimate", "explain", "catalog", "schema", "doctor", "completion")
@@ -59,6 +61,9 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows another, and nothing fails
+            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     sys.exit(run(arguments))
 
 
@@ -116,6 +121,10 @@ def _failure(error: Exception) -> int:
     if isinstance(error, AutoparError) and error.exit_code != EXIT_INTERNAL:
         _say(str(error))
         return error.exit_code
+    if isinstance(error, OSError):  # a full disk, a data file that was removed: the machine's fault, not a bug
+        _say(str(error))
+        _silence_stdout()
+        return EXIT_ABSENT
     detail = str(error).splitlines()
     hint = "" if debug else "; set AUTOPAR_DEBUG=1 for the traceback"
     _say(f"internal error, a bug in autopar: {type(error).__name__}{': ' + detail[0] if detail else ''}{hint}")
@@ -133,4 +142,5 @@ def _say(message: str) -> None:
 
 def _silence_stdout() -> None:
     """Point standard output at nothing, so that the interpreter's last flush does not complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

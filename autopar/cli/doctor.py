@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .app import EXIT_ABSENT
 from .options import json_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DOCTOR_SCHEMA_VERSION = "1.0"
-EXIT_ABSENT = 3
 
 REQUIRED = ("numpy", "click", "rich", "pydantic")
 OPTIONAL = {

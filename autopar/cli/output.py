@@ -31,7 +31,9 @@ def print_report(parts: Iterable[RenderableType]) -> None:
     from rich.console import Console
 
     terminal = sys.stdout.isatty()
-    out = Console(file=sys.stdout if terminal else StringIO(), width=None if terminal else PLAIN_WIDTH, highlight=False, emoji=False, markup=False)
+    out = Console(
+        file=sys.stdout if terminal else StringIO(), width=None if terminal else PLAIN_WIDTH, highlight=False, emoji=False, markup=False
+    )
     for index, part in enumerate(parts):
         if index:
             out.print()

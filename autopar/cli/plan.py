@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from .app import EXIT_INTERRUPTED
 from .options import given_inputs, input_options, json_option
 
 EPILOG = """\b
@@ -49,9 +50,10 @@ class SeveralValues(click.Command):
 )
 @click.option("--output", "-o", metavar="FILE", help="Write the plan file here.")
 @json_option
-def command(as_json: bool, output: str | None, **options: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, as_json: bool, output: str | None, **options: Any) -> None:
     """Find the fastest strategy that fits, and the runners-up."""
-    from autopar.api import plan, write_plan
+    from autopar.api import plan, was_interrupted, write_plan
 
     from .output import note, print_json, print_report
 
@@ -68,9 +70,12 @@ def command(as_json: bool, output: str | None, **options: Any) -> None:
         write_plan(found, output)
     if as_json:
         print_json(found)
-        return
-    from autopar.report.text import plan_report
+    else:
+        from autopar.report.text import plan_report
 
-    print_report(plan_report(found))
+        print_report(plan_report(found))
     if output is not None:
         note(f"wrote {output}")
+    if was_interrupted(found.search):
+        note("interrupted: this is the best of the strategies seen so far")
+        ctx.exit(EXIT_INTERRUPTED)

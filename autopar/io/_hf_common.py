@@ -25,12 +25,12 @@ INERT = inert(
     decoder_start_token_id dtype embd_pdrop embedding_dropout eos_token_id finetuning_task forced_bos_token_id forced_eos_token_id
     gradient_checkpointing hidden_act hidden_dropout id2label initializer_range is_decoder keys_to_ignore_at_inference
     label2id language layer_norm_eps layer_norm_epsilon license mask_token_id max_length model_type name norm_eps output_attentions
-    output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type quantization_config
+    output_hidden_states output_past output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type quantization_config
     resid_pdrop return_dict rms_norm_eps rope_parameters rope_scaling rope_theta sep_token_id task_specific_params tf_legacy_loss
     tokenizer_class torch_dtype torchscript transformers_version unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
     exponential_decay_length_penalty length_penalty min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
-    remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
+    remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature tie_encoder_decoder top_k top_p typical_p
     """
 )
 """Keys that no family reads a shape from: training noise, token ids, numerics, and generation defaults."""
@@ -48,8 +48,8 @@ class Family:
 class SizeKeys:
     """How a family spells the sizes all families have, and what its reference implementation takes for an absent one.
 
-    A default of None makes ``ffn``, ``vocab`` and the first three required, ``kv_heads`` equal to the attention
-    heads, and ``head_dim`` the hidden size over the attention heads. ``fixed_*`` families have no such key.
+    A size whose default is None is required, but for ``kv_heads``, then equal to the attention heads, and
+    ``head_dim``, then the hidden size over the attention heads. No spelling at all: the family has no such key.
     """
 
     layers: tuple[str, ...] = ("num_hidden_layers",)

@@ -35,23 +35,27 @@ def _mistral(fields: Fields, name: str) -> ModelSpec:
     return replace(sizes.model(name, gated_mlp=True), sliding_window=window, num_sliding_layers=layers)
 
 
-def qwen_window(fields: Fields, num_layers: int) -> tuple[int, int]:
-    """Qwen slides only where ``use_sliding_window`` is set, from layer ``max_window_layers`` on."""
+def qwen_window(fields: Fields, num_layers: int, assumed: Callable[[int, int], bool]) -> tuple[int, int]:
+    """Window of Qwen, used only where ``use_sliding_window`` is set; ``assumed`` takes a layer and ``max_window_layers``."""
     used = fields.flag("use_sliding_window", default=False)
-    first = fields.integer("max_window_layers", default=28, minimum=0)
-    window = read_window(fields, num_layers, lambda index: index >= first, default=4096)
+    limit = fields.integer("max_window_layers", default=28, minimum=0)
+    window = read_window(fields, num_layers, lambda index: assumed(index, limit), default=4096)
     return window if used else (0, 0)
+
+
+def _from_limit_on(index: int, limit: int) -> bool:
+    return index >= limit
 
 
 def _qwen2(fields: Fields, name: str) -> ModelSpec:
     sizes = read_sizes(fields, SizeKeys(default_kv_heads=32, default_positions=32768))
-    window, layers = qwen_window(fields, sizes.num_layers)
+    window, layers = qwen_window(fields, sizes.num_layers, _from_limit_on)
     return replace(sizes.model(name, gated_mlp=True), qkv_bias=True, sliding_window=window, num_sliding_layers=layers)
 
 
 def _qwen3(fields: Fields, name: str) -> ModelSpec:
     sizes = read_sizes(fields, SizeKeys(default_kv_heads=32, default_head_dim=128, default_positions=32768))
-    window, layers = qwen_window(fields, sizes.num_layers)
+    window, layers = qwen_window(fields, sizes.num_layers, _from_limit_on)
     bias = fields.flag("attention_bias", default=False)
     spec = replace(sizes.model(name, gated_mlp=True), qkv_bias=bias, attention_output_bias=bias)
     return replace(spec, qk_norm=True, sliding_window=window, num_sliding_layers=layers)

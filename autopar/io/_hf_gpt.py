@@ -131,7 +131,11 @@ GPT: dict[str, Family] = {
         inert=inert("activation_function attn_pdrop n_ctx reorder_and_upcast_attn scale_attn_by_inverse_layer_idx scale_attn_weights "
                     "summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj"),
     ),
-    "gpt_neox": Family(read=_gpt_neox, inert=inert("attention_probs_dropout_prob classifier_dropout hidden_dropout_prob partial_rotary_factor rotary_emb_base rotary_pct")),
+    "gpt_neox": Family(
+        read=_gpt_neox,
+        inert=inert("attention_probs_dropout_prob classifier_dropout hidden_dropout_prob partial_rotary_factor rotary_emb_base "
+                    "rotary_pct"),
+    ),
     "bloom": Family(
         read=_bloom,
         inert=inert("apply_residual_connection_post_layernorm attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion "

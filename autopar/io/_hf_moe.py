@@ -52,7 +52,7 @@ def _qwen_experts(fields: Fields, num_layers: int, *, experts: int | None, chose
 def _qwen2_moe(fields: Fields, name: str) -> ModelSpec:
     sizes = read_sizes(fields, SizeKeys(default_kv_heads=16, default_positions=32768))
     moe = _qwen_experts(fields, sizes.num_layers, experts=60, chosen=4, width=1408, shared=5632)
-    window, layers = qwen_window(fields, sizes.num_layers)
+    window, layers = qwen_window(fields, sizes.num_layers, lambda index, limit: index % 2 == 0 and index < limit)
     bias = fields.flag("qkv_bias", default=True)
     spec = replace(sizes.model(name, gated_mlp=True), moe=moe, qkv_bias=bias)
     return replace(spec, sliding_window=window, num_sliding_layers=layers)
@@ -61,7 +61,7 @@ def _qwen2_moe(fields: Fields, name: str) -> ModelSpec:
 def _qwen3_moe(fields: Fields, name: str) -> ModelSpec:
     sizes = read_sizes(fields, SizeKeys(default_kv_heads=4, default_positions=32768))
     moe = _qwen_experts(fields, sizes.num_layers, experts=128, chosen=8, width=768, shared=0)
-    window, layers = qwen_window(fields, sizes.num_layers)
+    window, layers = qwen_window(fields, sizes.num_layers, lambda _index, _limit: True)
     bias = fields.flag("attention_bias", default=False)
     spec = replace(sizes.model(name, gated_mlp=True), moe=moe, qk_norm=True, qkv_bias=bias, attention_output_bias=bias)
     return replace(spec, sliding_window=window, num_sliding_layers=layers)
@@ -131,9 +131,7 @@ def _llama4_text(fields: Fields, name: str) -> ModelSpec:
     if moe_layers is not None and moe_layers != tuple(range(step - 1, sizes.num_layers, step)):
         fields.refuse("moe_layers", moe_layers, f"must be every {step}. layer, as interleave_moe_layer_step={step} says")
     chunk = fields.integer("attention_chunk_size", default=8192, minimum=0, maximum=MAX_POSITIONS)
-    rotary = fields.integers("no_rope_layers", limit=sizes.num_layers)
-    interval = fields.integer("no_rope_layer_interval", default=4)
-    chunked = count_layers(fields, CHUNKED, sizes.num_layers, lambda index: bool(rotary[index]) if rotary else (index + 1) % interval != 0)
+    chunked = count_layers(fields, CHUNKED, sizes.num_layers, _rotary_layers(fields, sizes.num_layers).__getitem__)
     bias = fields.flag("attention_bias", default=False)
     moe = MixtureOfExperts(
         num_experts=fields.integer("num_local_experts", default=16, maximum=MAX_EXPERTS),
@@ -145,6 +143,17 @@ def _llama4_text(fields: Fields, name: str) -> ModelSpec:
     spec = replace(replace(sizes, ffn_hidden_size=dense).model(name, gated_mlp=True), moe=moe)
     spec = replace(spec, qkv_bias=bias, attention_output_bias=bias)
     return replace(spec, sliding_window=chunk, num_sliding_layers=chunked) if chunk and chunked else spec
+
+
+def _rotary_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Which layers have rotary positions, and so attend in chunks: ``no_rope_layers`` (1 means rotary), or all but every k-th."""
+    interval = fields.integer("no_rope_layer_interval", default=4)
+    stated = fields.integers("no_rope_layers", limit=num_layers)
+    if stated and len(stated) == num_layers:
+        return tuple(value != 0 for value in stated)
+    if stated:
+        fields.refuse("no_rope_layers", stated, f"must have {num_layers:,} entries, one a layer")
+    return tuple((index + 1) % interval != 0 for index in range(num_layers))
 
 
 def _llama4(fields: Fields, name: str) -> ModelSpec:

@@ -47,13 +47,13 @@ def to_plain(value: object, path: str = "$") -> JsonValue:
         case tuple() | list():
             return [to_plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
     if is_dataclass(value):
-        return {name: to_plain(_as_declared(value, name, kind), f"{path}.{name}") for name, kind in _declared(type(value))}
+        return {name: to_plain(_as_declared(value, name, kind), f"{path}.{name}") for name, kind in _declared(cast(Any, type(value)))}
     raise AutoparError(f"{path} is a {type(value).__name__}, which has no form in JSON")
 
 
 def to_json(value: object, *, indent: int | None = 2) -> str:
-    """``value`` as a JSON document that ends in a newline; the same value gives the same bytes."""
-    return json.dumps(to_plain(value), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    """``value`` as a JSON document in ASCII that ends in a newline; the same value gives the same bytes."""
+    return json.dumps(to_plain(value), indent=indent, allow_nan=False) + "\n"
 
 
 def load_json(text: str | bytes) -> JsonValue:
@@ -83,7 +83,7 @@ def from_json_as(kind: type[T], text: str | bytes) -> T:
     boxed = text.strip()
     boxed = f"[{boxed}]" if isinstance(boxed, str) else b"[" + boxed + b"]"
     try:
-        return cast(T, _adapter(kind).validate_json(boxed)[0])
+        return cast(T, _adapter(cast(Any, kind)).validate_json(boxed)[0])
     except ValidationError as error:
         raise_if([fault for detail in error.errors(include_url=False) for fault in _faults(detail)])
         raise

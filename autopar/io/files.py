@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from autopar.costmodel.spec.errors import Fault, InvalidInputError
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
 
 MAX_FILE_BYTES = 64 * 2**20
 
@@ -38,29 +38,37 @@ def write_text(path: str | Path, text: str, *, field: str = "output") -> None:
         InvalidInputError: the folder is absent or not writable, or ``path`` is a folder.
     """
     path = Path(path)
-    if path.is_dir():
-        raise InvalidInputError(Fault(field=field, given=repr(str(path)), required="is a folder, a file name is needed"))
-    if not path.parent.is_dir():
-        fix = f"`mkdir -p {path.parent}` makes it"
-        raise InvalidInputError(Fault(field=field, given=repr(str(path)), required=f"the folder {path.parent} does not exist", fix=fix))
-    if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to replace
-        path.write_text(text, encoding="utf-8")
-        return
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent)
+        raise_if(_target_faults(path, field))
+        if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to replace
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(path, text)
+    except OSError as error:
+        raise InvalidInputError(_unusable(field, path, "cannot be written", error)) from None
+
+
+def _target_faults(path: Path, field: str) -> list[Fault]:
+    if path.is_dir():
+        return [Fault(field=field, given=repr(str(path)), required="is a folder, a file name is needed")]
+    if not path.parent.is_dir():
+        required, fix = f"the folder {path.parent} does not exist", f"`mkdir -p {path.parent}` makes it"
+        return [Fault(field=field, given=repr(str(path)), required=required, fix=fix)]
+    return []
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent)
+    try:
         with open(handle, "w", encoding="utf-8", newline="\n") as stream:  # noqa: PTH123 - a descriptor, not a path
             stream.write(text)
             stream.flush()
             os.fsync(handle)
             os.fchmod(handle, _mode(path))
         Path(temporary).replace(path)
-        temporary = ""
-    except OSError as error:
-        raise InvalidInputError(_unusable(field, path, "cannot be written", error)) from None
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _mode(path: Path) -> int:

@@ -23,6 +23,7 @@ from ._hf_moe import MOE
 
 MAX_CONFIG_BYTES = 10 * 1024**2
 """Published configs have a few kilobytes; one larger than this is another file."""
+MAX_DIGITS = 100
 
 FAMILIES: dict[str, Family] = {**DENSE, **MOE, **GPT}
 
@@ -38,12 +39,18 @@ def read_model(path: Path) -> ModelSpec:
     Raises:
         InvalidInputError: with every fault found, each naming the file and the key.
     """
-    file = path / "config.json" if path.is_dir() else path
-    stem = file.resolve().parent.name if file.name == "config.json" else file.stem
+    file = path
     try:
-        return model_from_config(_load(file), name=stem or "model")
+        if path.is_dir():
+            file = path / "config.json"
+        config = _load(file)
+        name = file.resolve().parent.name if file.name == "config.json" else file.stem
+        return model_from_config(config, name=name or "model")
     except InvalidInputError as error:
-        raise InvalidInputError([replace(fault, field=f"{file}: {fault.field}") for fault in error.faults]) from None
+        faults = error.faults
+    except (OSError, ValueError) as error:
+        faults = (Fault(field="$", given="", required=f"cannot be read: {getattr(error, 'strerror', None) or error}"),)
+    raise InvalidInputError([replace(fault, field=f"{_short(file)}: {fault.field}") for fault in faults])
 
 
 def model_from_config(config: Mapping[str, object], *, name: str) -> ModelSpec:
@@ -60,6 +67,7 @@ def model_from_config(config: Mapping[str, object], *, name: str) -> ModelSpec:
         raise InvalidInputError(Fault(field="$.model_type", given=given, required=f"must be one of {', '.join(supported_model_types())}"))
     for key in ("add_cross_attention", "is_encoder_decoder"):
         fields.only(key, allowed=(False,), default=False, why="only decoder-only models are read")
+    fields.only("pruned_heads", allowed=({},), default={}, why="a model with heads pruned is not counted")
     spec, faults = None, list[Fault]()
     try:
         spec = family.read(fields, name)
@@ -76,26 +84,21 @@ def _load(file: Path) -> Mapping[str, object]:
     """The JSON object in ``file``."""
     text = _read_text(file)
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        value = json.loads(text, object_pairs_hook=_object, parse_int=_integer, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise _fault(f"line {error.lineno} column {error.colno}", f"not JSON: {error.msg}") from None
     except RecursionError:
         raise _fault("", "nested too deeply for a model's config") from None
-    except ValueError:
-        raise _fault("", "holds a number with too many digits") from None
     if not isinstance(value, dict):
         raise _fault(shown(value), "must be a JSON object")
     return value
 
 
 def _read_text(file: Path) -> str:
-    try:
-        if not file.is_file():
-            raise _fault("", "no such file", "name a config.json, or a folder that holds one")
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_CONFIG_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise _fault("", f"cannot be read: {error}") from None
+    if not file.is_file():
+        raise _fault("", "no such file", "name a config.json, or a folder that holds one")
+    with file.open("rb") as stream:
+        raw = stream.read(MAX_CONFIG_BYTES + 1)
     if len(raw) > MAX_CONFIG_BYTES:
         raise _fault(f"more than {MAX_CONFIG_BYTES:,} bytes", "too large for a model's config", "name the config.json, not the weights")
     try:
@@ -116,6 +119,18 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
         ]
     )
     return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise _fault(f"{digits[:10]}…", f"no number of a config has more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _short(file: Path) -> str:
+    """The path as text that a message can hold: without line breaks or unprintable characters, and not endless."""
+    text = "".join(character if character.isprintable() else "?" for character in str(file))
+    return text if len(text) <= 300 else f"…{text[-300:]}"
 
 
 def _refuse_constant(constant: str) -> NoReturn:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from autopar.costmodel.spec.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
-    from autopar.search import SearchResult
+    from autopar.search import Ranked, SearchResult
+
+MAX_RULES = 4
 
 
-def no_plan_text(problem: Problem, result: SearchResult, constraints: tuple[str, ...]) -> str:
+def no_plan_text(problem: Problem, result: SearchResult, constraints: tuple[str, ...], smallest: tuple[int, Ranked] | None) -> str:
     """Why no strategy is left, with numbers, and the smallest number of GPUs that would hold the model."""
     model, cluster, training = problem.model, problem.cluster, problem.training
     where = f"{cluster.num_gpus:,} x {cluster.device.name} ({format_bytes(cluster.device.memory_bytes)} each)"
@@ -23,37 +24,30 @@ def no_plan_text(problem: Problem, result: SearchResult, constraints: tuple[str,
         text.append(f"constraints: {', '.join(constraints)}")
     summary = result.summary
     refused = sorted(((name, count) for name, count in summary.rejected.items() if count), key=lambda item: -item[1])
-    rules = ", ".join(f"{name} {count:,}" for name, count in refused)
+    rules = ", ".join(f"{name} {count:,}" for name, count in refused[:MAX_RULES])
     text.append(f"{summary.evaluated:,} strategies were evaluated; refused by rule: {rules or 'none'}")
+    text += [f"closest strategy: {fault}" for fault in result.refused_by]
     misses = [
         f"least memory: {miss.strategy.describe()} needs {format_bytes(miss.peak_memory_bytes)}" for miss in result.nearest_misses[:3]
     ]
-    return "\n".join([*text, *misses, *_smallest(problem, constrained=bool(constraints))])
+    return "\n".join([*text, *misses, *_smallest_lines(problem, smallest)])
 
 
-def _smallest(problem: Problem, *, constrained: bool) -> list[str]:
-    from autopar.search import smallest_cluster
-
-    found = smallest_cluster(problem)
-    if found is None:
-        return ["no number of these GPUs holds it: one layer alone is too large for the device"]
-    count, breakdown = found
-    note = " without the constraints" if constrained else ""
+def _smallest_lines(problem: Problem, smallest: tuple[int, Ranked] | None) -> list[str]:
+    if smallest is None:
+        return ["no number of these GPUs holds it with this batch and sequence length"]
+    count, ranked = smallest
+    best = ranked.strategy.describe()
     if count <= problem.cluster.num_gpus:
-        advice = f"smallest number of GPUs that holds it{note}: {count:,}; so memory is not what is missing"
-        return [
-            advice,
-            f"change the global batch or the number of GPUs ({problem.training.global_batch_size:,} sequences have to divide evenly)",
-        ]
-    uses = ", ".join(f"{name.replace('_', ' ')} {format_bytes(value)}" for name, value in _items(breakdown))
-    return [f"smallest number of GPUs that holds it{note}: {count:,} (--gpus {count})", f"memory of its fullest GPU there: {uses}"]
+        batch = f"{problem.training.global_batch_size:,} sequences"
+        return [f"{count:,} GPUs would hold it ({best}): not memory is missing, but {batch} and the heads have to divide over the GPUs"]
+    uses = ", ".join(f"{name.replace('_', ' ')} {format_bytes(value)}" for name, value in _fullest_gpu(problem, count, ranked))
+    return [f"smallest number of GPUs that holds it: {count:,} ({best})", f"what uses the memory of the fullest GPU there: {uses}"]
 
 
-def _items(breakdown: object) -> list[tuple[str, float]]:
-    if is_dataclass(breakdown) and not isinstance(breakdown, type):
-        pairs = [(f.name, getattr(breakdown, f.name)) for f in fields(breakdown)]
-    elif isinstance(breakdown, Mapping):
-        pairs = list(breakdown.items())
-    else:
-        return []
-    return sorted(((name, value) for name, value in pairs if value), key=lambda item: -item[1])
+def _fullest_gpu(problem: Problem, count: int, ranked: Ranked) -> list[tuple[str, float]]:
+    from autopar.costmodel.estimate import estimate
+
+    resized = replace(problem, cluster=replace(problem.cluster, num_gpus=count))
+    memory = max(estimate(resized, ranked.strategy).stages, key=lambda stage: stage.peak_memory_bytes).memory
+    return sorted(((f.name, getattr(memory, f.name)) for f in fields(memory) if getattr(memory, f.name) >= 1), key=lambda item: -item[1])

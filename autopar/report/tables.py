@@ -11,7 +11,9 @@ from rich.text import Text
 
 def plain_table(title: str, *columns: str, left: int = 1) -> Table:
     """A table with a header rule; the columns after the first ``left`` hold figures and are aligned right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1)
+    )
     for index, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=index == 0, justify="left" if index < left else "right")
     return table

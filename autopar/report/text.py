@@ -174,7 +174,7 @@ def _alternatives(plan: Plan) -> RenderableType:
 def _search_line(search: SearchSummary) -> Text:
     rejected = sum(search.rejected.values())
     rules = ", ".join(f"{name} {count:,}" for name, count in sorted(search.rejected.items(), key=lambda item: -item[1]) if count)
-    text = f"searched {search.evaluated:,} strategies in {format_seconds(search.seconds)} ({search.method}; {search.optimality})"
+    text = f"searched {search.evaluated:,} strategies ({search.method}; {search.optimality})"
     if rejected:
         text += f"; {rejected:,} refused by rule: {rules}"
     return Text(text, style="dim")

@@ -27,6 +27,8 @@ class ExecutionProfile:
     elementwise_forward_passes: float
     """Bytes the memory-bound operators of a layer move forward, over the least that unfused operators must move."""
     elementwise_backward_passes: float
+    score_passes: float
+    """The same for the score matrices of unfused attention (softmax, mask, dropout)."""
     rotary_passes: float
     """The same for rotary positions, on top: eager PyTorch runs five kernels, some in fp32."""
     gated_activation_passes: float

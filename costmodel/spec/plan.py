@@ -38,7 +38,6 @@ class SearchSummary:
     """Strategies whose time and memory were computed."""
     rejected: Mapping[str, int]
     """Rule name -> strategies it refused."""
-    seconds: float
     method: str
     optimality: str
     """``proven over the enumerated space``, or how far the search got."""

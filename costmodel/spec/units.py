@@ -16,7 +16,7 @@ _BYTE_UNITS = {
     "": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB,
     "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "kb": KB, "mb": MB, "gb": GB, "tb": TB,
 }  # fmt: skip
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)\s*")
+_QUANTITY = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{0,18})?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str, *, field: str = "bytes") -> int:

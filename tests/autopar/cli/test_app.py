@@ -64,14 +64,24 @@ def test_bad_usage_is_one_message_and_code_2(autopar, arguments: list[str], mess
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (InvalidInputError([Fault(field="a", given="1", required="no"), Fault(field="b", given="", required="gone")]), 2, "a=1: no\n       b: gone"),
+        (
+            InvalidInputError([Fault(field="a", given="1", required="no"), Fault(field="b", given="", required="gone")]),
+            2,
+            "a=1: no\n       b: gone",
+        ),
         (NoPlanError("nothing fits"), 1, "nothing fits"),
         (UnavailableError("no GPU"), 3, "no GPU"),
-        (ZeroDivisionError("division by zero"), 4, "internal error, a bug in autopar: ZeroDivisionError: division by zero; set AUTOPAR_DEBUG=1"),
+        (
+            ZeroDivisionError("division by zero"),
+            4,
+            "internal error, a bug in autopar: ZeroDivisionError: division by zero; set AUTOPAR_DEBUG=1",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_an_error_is_its_message_and_its_code(autopar, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, message: str) -> None:
+def test_an_error_is_its_message_and_its_code(
+    autopar, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, message: str
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
@@ -129,3 +139,20 @@ def test_completion_knows_the_catalog() -> None:
     process = start(env=environment)
     out, _ = process.communicate(timeout=60)
     assert "plain,h100-sxm5-80gb" in out.decode().splitlines()
+
+
+def test_a_full_disk_is_no_bug() -> None:
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "autopar", "schema", "plan"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert result.returncode == 3
+    assert b"No space left on device" in result.stderr
+    assert result.stderr.count(b"\n") == 1
+
+
+def test_a_terminal_of_another_alphabet_is_written_to() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    out, err = start("plan", "--help", env=environment).communicate(timeout=60)
+    assert b"--fix" in out
+    assert err == b""

@@ -47,6 +47,18 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
             act()
 
 
+def test_a_name_too_long_is_the_users_fault(tmp_path: Path) -> None:
+    for act in (lambda path: write_text(path, "x"), read_bytes):
+        with pytest.raises(InvalidInputError, match="File name too long"):
+            act(tmp_path / ("x" * 300))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_is_written_to_and_stays() -> None:
+    write_text("/dev/null", "x")
+    assert Path("/dev/null").is_char_device()
+
+
 def test_a_file_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "plan.json"
     file.write_text("12345")

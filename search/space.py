@@ -1,0 +1,282 @@
+"""The joint space: every combination of sizes, schedule, batch and sharding, built as columns a slice at a time.
+
+An axis is a list of values (or of pairs that belong together); the space is their product, with the data-parallel size the
+quotient. Axes are expanded one after the other and each rule is applied as soon as the columns it reads are there, so that
+the bulk of the product is never built; a row that falls early counts for all the strategies it stands for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autopar.costmodel.columns import CONTEXT_KINDS, SCHEDULES, Bools, Ints, StrategyColumns
+from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
+
+from .constraints import Constraints
+from .feasibility import CONSTRAINTS, PREFERENCES, RULES, Preference
+from .rule import Mask, Rule, divisors
+
+ROWS_PER_SLICE = 16_384
+MAX_CONTEXT_PARALLEL = 256
+"""Above it a ring's blocks are shorter than its latency, and sequences of millions of tokens would be needed."""
+MAX_MICRO_BATCH = 16
+MICRO_BATCH_TOKENS = 32_768
+"""Short sequences go in larger micro-batches, up to this many tokens: beyond it matrix products no longer gain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """Columns that vary together, and their values: ``[number of values, columns]``."""
+
+    names: tuple[str, ...]
+    values: Ints
+
+    @classmethod
+    def of(cls, names: str, values: Sequence[int] | Sequence[tuple[int, ...]]) -> Axis:
+        width = len(names.split())
+        return cls(names=tuple(names.split()), values=np.array(values, dtype=np.int64).reshape(len(values), width))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputeChoices:
+    """The recomputation axis: what the constraints leave of none, selective, and full on ``fewest`` to ``most`` layers a rank.
+
+    It is not expanded here: :mod:`autopar.search.exhaustive` finds the fewest layers that fit.
+    """
+
+    none: bool
+    selective: bool
+    full: bool
+    fewest: int
+    most: int | None
+    """None: all the layers of the fullest rank."""
+
+    @classmethod
+    def of(cls, constraints: Constraints) -> RecomputeChoices:
+        """What ``constraints`` leave; ``num_recompute_layers=0`` is full recomputation of every layer."""
+        asked = constraints.fixed.get("num_recompute_layers")
+        whole = asked == 0 or "num_recompute_layers" in constraints.forbidden
+        fewest = int(asked) if asked else max(1, constraints.minimum.get("num_recompute_layers", 1))
+        limit = int(asked) if asked else constraints.maximum.get("num_recompute_layers")
+        counted = bool(asked) or constraints.minimum.get("num_recompute_layers", 0) > 0
+        return cls(
+            none=constraints.allows("recompute", Recompute.NONE) and not counted,
+            selective=constraints.allows("recompute", Recompute.SELECTIVE) and not counted,
+            full=constraints.allows("recompute", Recompute.FULL) and limit != 0,
+            fewest=10**9 if whole else fewest,
+            most=None if whole or not limit else limit,
+        )
+
+    def layer_range(self, problem: Problem, pipeline_parallel_size: Ints) -> tuple[Ints, Ints]:
+        """Fewest and most layers that full recomputation may cover on each row's ranks; the range may be empty."""
+        held = -(-problem.model.num_layers // pipeline_parallel_size)
+        most = held if self.most is None else np.minimum(held, self.most)
+        whole = self.fewest >= 10**9
+        return (held if whole else np.full_like(held, self.fewest)), np.asarray(most)
+
+    def count(self, problem: Problem, pipeline_parallel_size: Ints) -> Ints:
+        """Choices of each row."""
+        fewest, most = self.layer_range(problem, pipeline_parallel_size)
+        return np.asarray(int(self.none) + int(self.selective) + self.full * np.maximum(most - fewest + 1, 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The axes of one problem under constraints, and the rules that thin them out."""
+
+    problem: Problem
+    constraints: Constraints
+    axes: tuple[Axis, ...]
+    base: Strategy
+    recompute: RecomputeChoices
+    rules: tuple[tuple[str, frozenset[str], Mask], ...]
+    rejected: Counter[str] = field(default_factory=Counter)
+    last_refused: list[Strategy] = field(default_factory=list)
+    """The strategy that got past the most rules before one refused it; for a message when none is left."""
+
+    @classmethod
+    def of(cls, problem: Problem, constraints: Constraints, *, preferences: Sequence[Preference] = PREFERENCES) -> Space:
+        """The space of ``problem``; preferences that the constraints speak about give way."""
+        taste = [(p.name, p.reads, p.mask) for p in preferences if not constraints.is_asked(p.yields_to) and "recompute" not in p.reads]
+        hard = [(rule.name, rule.reads, rule.mask) for rule in RULES if not _is_settled(rule)]
+        shard_group = constraints.fixed.get("shard_group_size", 0)
+        return cls(
+            problem=problem,
+            constraints=constraints,
+            axes=_axes(problem, constraints),
+            base=Strategy(shard_group_size=int(shard_group)),
+            recompute=RecomputeChoices.of(constraints),
+            rules=(*hard, *taste),
+        )
+
+    @property
+    def size(self) -> int:
+        """Strategies before any rule, one for each combination."""
+        rest = 1
+        for axis in self.axes:
+            rest *= len(axis)
+        if not rest:
+            return 0
+        pipeline = next(axis for axis in self.axes if axis.names == ("pipeline_parallel_size",))
+        choices = self.recompute.count(self.problem, pipeline.values[:, 0])
+        return rest // len(pipeline) * int(choices.sum())
+
+    def slices(self) -> Iterator[StrategyColumns]:
+        """The strategies that all rules accept, recomputation left at none, a few thousand at a time."""
+        if all(len(axis) for axis in self.axes):
+            start = StrategyColumns.of([self.base])
+            yield from self._expand(start, 0, frozenset())
+
+    def _expand(self, rows: StrategyColumns, depth: int, known: frozenset[str]) -> Iterator[StrategyColumns]:
+        """Expand axis ``depth`` over ``rows`` and go on; wide results continue in slices."""
+        if depth == len(self.axes):
+            yield rows
+            return
+        axis = self.axes[depth]
+        step = max(1, ROWS_PER_SLICE // len(axis))
+        names = known | set(axis.names)
+        if depth == _GRID_AXES - 1:
+            names |= {"data_parallel_size", "shard_group_size"}
+        for first in range(0, len(rows), step):
+            part = _product(rows.take(slice(first, first + step)), axis)
+            if depth == _GRID_AXES - 1:
+                part = self._with_data_parallel(part)
+            part = self._thinned(part, depth, known, names)
+            if len(part):
+                yield from self._expand(part, depth + 1, names)
+
+    def _with_data_parallel(self, rows: StrategyColumns) -> StrategyColumns:
+        """The quotient as data-parallel size; where it is not whole the world-size rule refuses the row."""
+        ranks = rows.tensor_parallel_size * rows.pipeline_parallel_size * rows.context_parallel_size
+        rows = rows.with_columns(data_parallel_size=np.maximum(self.problem.cluster.num_gpus // ranks, 1))
+        size = rows.data_parallel_size
+        allowed = np.array([self.constraints.allows("data_parallel_size", int(value)) for value in size.tolist()], dtype=np.bool_)
+        return self._filtered(rows, allowed, _GRID_AXES - 1, CONSTRAINTS)
+
+    def _thinned(self, rows: StrategyColumns, depth: int, known: frozenset[str], names: frozenset[str]) -> StrategyColumns:
+        """``rows`` without those that a rule refuses whose columns have just become complete."""
+        for name, reads, mask in self.rules:
+            if reads <= names and not reads <= known and len(rows):
+                rows = self._filtered(rows, mask(self.problem, rows), depth, name)
+        return rows
+
+    def _filtered(self, rows: StrategyColumns, accepted: Bools, depth: int, name: str) -> StrategyColumns:
+        if accepted.all():
+            return rows
+        refused = np.flatnonzero(~accepted)
+        self.rejected[name] += self._weight(rows.pipeline_parallel_size[refused], depth)
+        self.last_refused[:] = [rows.strategy(int(refused[0]))]
+        return rows.take(accepted)
+
+    def _weight(self, pipeline_parallel_size: Ints, depth: int) -> int:
+        """Strategies that rows at ``depth`` stand for: the axes still to come, and the choices of recomputation."""
+        rest = 1
+        for axis in self.axes[depth + 1 :]:
+            rest *= len(axis)
+        return rest * int(self.recompute.count(self.problem, pipeline_parallel_size).sum())
+
+
+_GRID_AXES = 3
+"""The first axes make the rank grid; after them the data-parallel size is known."""
+
+
+def _is_settled(rule: Rule) -> bool:
+    """Rules about what the space never varies."""
+    return rule.name in ("pipeline_layers", "recomputed_layers")
+
+
+def _product(rows: StrategyColumns, axis: Axis) -> StrategyColumns:
+    """Every row with every value of ``axis``."""
+    count = len(axis)
+    repeated = rows.take(np.repeat(np.arange(len(rows)), count))
+    columns: dict[str, Ints | Bools] = {}
+    for position, name in enumerate(axis.names):
+        values = np.tile(axis.values[:, position], len(rows))
+        columns[name] = values.astype(np.bool_) if name == "sequence_parallel" else values
+    return repeated.with_columns(**columns)
+
+
+def _axes(problem: Problem, constraints: Constraints) -> tuple[Axis, ...]:
+    """The axes in the order in which rules can use them; the first three are the rank grid."""
+    gpus, model = problem.cluster.num_gpus, problem.model
+    pipeline = constraints.choose("pipeline_parallel_size", divisors(gpus, limit=model.num_layers))
+    tensor = constraints.choose("tensor_parallel_size", divisors(gpus, limit=model.num_attention_heads))
+    return (
+        Axis.of("pipeline_parallel_size", pipeline),
+        Axis.of("tensor_parallel_size sequence_parallel", _tensor_pairs(tensor, constraints)),
+        Axis.of("context_parallel_size context_parallel_kind", _context_pairs(problem, constraints)),
+        Axis.of("pipeline_schedule virtual_pipeline_stages", _schedule_pairs(problem, constraints, pipeline)),
+        Axis.of("expert_parallel_size expert_tensor_parallel_size", _expert_pairs(problem, constraints, tensor)),
+        Axis.of("micro_batch_size", _micro_batches(problem, constraints)),
+        Axis.of("zero_stage", constraints.choose("zero_stage", sorted(problem.framework.zero_stages))),
+    )
+
+
+def _tensor_pairs(sizes: Sequence[int], constraints: Constraints) -> list[tuple[int, int]]:
+    if "sequence_parallel" in constraints.fixed:
+        return [(size, int(constraints.fixed["sequence_parallel"])) for size in sizes]
+    split = (0, 1) if constraints.allows("sequence_parallel", True) else (0,)
+    return [(size, on) for size in sizes for on in (split if size > 1 else (0,))]
+
+
+def _context_pairs(problem: Problem, constraints: Constraints) -> list[tuple[int, int]]:
+    """Sizes with the kind: the ring unless another is fixed."""
+    length = problem.training.sequence_length
+    limit = min(MAX_CONTEXT_PARALLEL, length)
+    sizes = constraints.choose("context_parallel_size", divisors(problem.cluster.num_gpus, limit=limit))
+    kind = CONTEXT_KINDS.index(ContextParallelKind(str(constraints.fixed.get("context_parallel_kind", ContextParallelKind.RING))))
+    ring = CONTEXT_KINDS.index(ContextParallelKind.RING)
+    return [(size, kind if size > 1 else ring) for size in sizes]
+
+
+def _schedule_pairs(problem: Problem, constraints: Constraints, pipeline: Sequence[int]) -> list[tuple[int, int]]:
+    """Schedules with the virtual stages each can have.
+
+    1f1b is always there, as the name of no schedule at all (a single stage). Interleaved: the divisors of a rank's layers
+    where those divide evenly, and powers of two elsewhere (uneven stages, written out as a layout).
+    """
+    layers = problem.model.num_layers
+    piped = [size for size in pipeline if 1 < size <= layers]
+    even = {chunks for size in piped if layers % size == 0 for chunks in divisors(layers // size)}
+    uneven = {2**power for size in piped for power in range((layers // size).bit_length())}
+    chunks = constraints.choose("virtual_pipeline_stages", sorted(even | uneven | {1, 2}))
+    pairs = []
+    for kind in SCHEDULES:
+        if kind not in (*problem.framework.schedules, PipelineSchedule.ONE_F_ONE_B) or not constraints.allows("pipeline_schedule", kind):
+            continue
+        wanted = [v for v in chunks if (v >= 2 if kind is PipelineSchedule.INTERLEAVED else v <= _most_chunks(kind))]
+        pairs += [(SCHEDULES.index(kind), v) for v in wanted or chunks]
+    return pairs
+
+
+def _most_chunks(kind: PipelineSchedule) -> int:
+    return 2 if kind is PipelineSchedule.ZERO_BUBBLE else 1
+
+
+def _expert_pairs(problem: Problem, constraints: Constraints, tensor: Sequence[int]) -> list[tuple[int, int]]:
+    moe, whole = problem.model.moe, (1,)
+    sizes = constraints.choose("expert_parallel_size", divisors(moe.num_experts) if moe else whole)
+    cuts = (*whole, *tensor) if moe and problem.framework.expert_tensor_parallel else whole
+    return [(size, cut) for size in sizes for cut in constraints.choose("expert_tensor_parallel_size", sorted(set(cuts)))]
+
+
+def _micro_batches(problem: Problem, constraints: Constraints) -> tuple[int, ...]:
+    training = problem.training
+    limit = max(MAX_MICRO_BATCH, MICRO_BATCH_TOKENS // training.sequence_length)
+    return constraints.choose("micro_batch_size", divisors(training.global_batch_size, limit=limit))
+
+
+def enumerate_space(problem: Problem, constraints: Constraints) -> Iterator[StrategyColumns]:
+    """Slices of the space that every rule and preference accepts, before recomputation is chosen and memory is asked."""
+    return Space.of(problem, constraints).slices()
+
+
+__all__ = ["Axis", "RecomputeChoices", "Space", "enumerate_space"]

@@ -1,0 +1,116 @@
+"""``autopar estimate`` and ``autopar explain``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import autopar as package
+from autopar.costmodel.spec.errors import NoPlanError
+from autopar.costmodel.spec.strategy import Strategy
+
+FITS = ("--model", "gpt-1.2b", "--gpus", 8, "--tp", 2)
+TOO_LARGE = ("--model", "gpt-175b", "--gpus", 8, "--tp", 8, "--mbs", 1)
+REFUSED = ("--model", "gpt-1.2b", "--gpus", 5, "--tp", 5)
+
+
+def test_flags_are_the_strategy(autopar) -> None:
+    outcome = autopar(
+        "estimate", "--model", "gpt-22b", "--gpus", 64, "--gpu", "a100-sxm4-80gb", "--tp", 4, "--pp", 4, "--vpp", 2, "--mbs", 2,
+        "--zero-stage", 1, "--no-sequence-parallel", "--recompute", "full", "--num-recompute-layers", 3, "--gbs", 128, "--json",
+    )  # fmt: skip
+    strategy = Strategy(
+        tensor_parallel_size=4, pipeline_parallel_size=4, virtual_pipeline_stages=2, pipeline_schedule="interleaved_1f1b",
+        data_parallel_size=4, micro_batch_size=2, recompute="full", num_recompute_layers=3,
+    )  # fmt: skip
+    expected = package.estimate("gpt-22b", gpus=64, gpu="a100-sxm4-80gb", global_batch_size=128, strategy=strategy)
+    assert outcome.code == 0
+    assert outcome.document["step_time_seconds"] == expected.step_time_seconds
+    assert outcome.document["peak_memory_bytes"] == expected.peak_memory_bytes
+    assert len(outcome.document["stages"]) == 4
+
+
+def test_the_world_size_follows_from_all_sizes(autopar) -> None:
+    by_sizes = autopar("estimate", "--model", "gpt-1.2b", "--tp", 2, "--pp", 2, "--dp", 2, "--json")
+    by_gpus = autopar("estimate", "--model", "gpt-1.2b", "--tp", 2, "--pp", 2, "--gpus", 8, "--json")
+    assert by_sizes.code == 0
+    assert by_sizes.document == by_gpus.document
+
+
+def test_what_does_not_fit_is_estimated_and_answers_no(autopar) -> None:
+    outcome = autopar("estimate", *TOO_LARGE, "--json")
+    assert outcome.code == 1
+    assert outcome.document["fits"] is False
+    assert outcome.document["peak_memory_bytes"] > outcome.document["memory_capacity_bytes"]
+    report = autopar("estimate", *TOO_LARGE)
+    assert report.code == 1
+    assert "DOES NOT FIT" in report.out
+
+
+def test_a_refused_strategy_names_the_rule(autopar) -> None:
+    outcome = autopar("estimate", *REFUSED)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "this strategy is refused: TP5" in outcome.err
+    assert "num_attention_heads" in outcome.err
+    with pytest.raises(NoPlanError, match="num_attention_heads"):
+        package.estimate("gpt-1.2b", gpus=5, strategy={"tp": 5})
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "gpt-1.2b", "--gpus", 8, "--tp", 3), "nearest valid: 6 or 9"),
+        (("--model", "gpt-1.2b", "--tp", 2), "the number of GPUs is needed"),
+        ((*FITS, "--dp", 8), "--gpus 16 or --dp 4"),
+        ((*FITS, "--pipeline-layers", "8,x"), "number of layers"),
+        (("absent.json",), "no such file"),
+    ],
+)
+def test_bad_input_is_code_2(autopar, flags: tuple[object, ...], message: str) -> None:
+    for command in ("estimate", "explain"):
+        outcome = autopar(command, *flags)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert message in outcome.err
+
+
+def test_a_plan_file_brings_its_question(autopar, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plan = package.plan("gpt-1.2b", gpus=8, memory_reserve="8GiB")
+    package.write_plan(plan, file)
+    assert autopar("estimate", file, "--json").document["step_time_seconds"] == plan.estimate.step_time_seconds
+    assert "memory" in autopar("explain", file).out
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, "schema_version": "9.0"}))
+    outcome = autopar("explain", file)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "reads plan files of version" in outcome.err
+
+
+def test_explain_shows_changes_that_hold(autopar) -> None:
+    outcome = autopar("explain", "--model", "gpt-22b", "--gpus", 64, "--tp", 8, "--pp", 8, "--gbs", 64, "--recompute", "full", "--json")
+    assert outcome.code == 0
+    now = outcome.document["estimate"]["step_time_seconds"]
+    changes = outcome.document["changes"]
+    assert changes
+    times = [change["step_time_seconds"] for change in changes]
+    assert times == sorted(times)
+    assert times[-1] < now
+    assert any(change["change"] == "recompute full -> none" for change in changes)
+
+
+def test_explain_tells_what_would_make_it_fit(autopar) -> None:
+    outcome = autopar("explain", "--model", "gpt-22b", "--gpus", 64, "--tp", 2, "--gbs", 64, "--json")
+    assert outcome.code == 1
+    assert outcome.document["estimate"]["fits"] is False
+    assert any(change["change"].startswith("tp 2 -> 4") for change in outcome.document["changes"])
+    assert all(change["fits"] for change in outcome.document["changes"])
+
+
+def test_explain_shows_every_rule_that_refuses(autopar) -> None:
+    outcome = autopar("explain", *REFUSED)
+    assert outcome.code == 1
+    assert "refused by" in outcome.out
+    assert "num_attention_heads" in outcome.out
+    assert autopar("explain", *REFUSED, "--json").document["estimate"] is None
