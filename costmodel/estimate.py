@@ -73,7 +73,8 @@ def _recomputation_factor(inputs: Inputs, costs: StageCosts, strategy: Strategy)
 def _breakdown(costs: StageCosts) -> TimeBreakdown:
     """Seconds by term on the rank that works longest; its idle time is the bubble."""
     layer = costs.layer
-    count = float(costs.num_microbatches[0])
+    directions = len(costs.stage_ranks) // costs.on_rank.shape[1]
+    count = float(costs.num_microbatches[0]) / directions
     work = costs.forward + costs.backward
     busy = (work @ costs.on_rank.T)[0] * count
     rank = int(np.argmax(busy))

@@ -79,17 +79,22 @@ class FrameworkColumns:
     elementwise_kernels: Floats
     kernels_per_layer_forward: Floats
     kernels_per_layer_backward: Floats
+    kernels_per_expert_layer: Floats
     host_launch_factor: Floats
     host_seconds_per_collective: Floats
     fused_gradient_accumulation: Floats
     loss_passes: Floats
+    gemm_share: Floats
+    attention_share: Floats
     tensor_overlap_forward: Floats
     tensor_overlap_backward: Floats
     data_overlap: Floats
     param_gather_overlap: Floats
     sharded_overlap: Floats
+    sharded_bandwidth_share: Floats
     pipeline_overlap: Floats
     expert_overlap: Floats
+    expert_deduplicated: Floats
     context_overlap: Floats
     pipeline_scatter_gather: Floats
     step_overhead_fraction: Floats

@@ -122,9 +122,14 @@ def moe_layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups:
 def _expert_exchange_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Floats:
     """Dispatch and combine of one forward pass, and the expert-tensor gathers around them.
 
-    Each rank sends the ``experts_per_token`` copies of the tokens it owns (tokens / tp of them).
+    Each rank sends the ``experts_per_token`` copies of the tokens it owns (tokens / tp of them); without duplicates, one
+    to each of the d domains that hold some of a token's k experts, d (1 - (1 - 1/d)^k) of them on average.
     """
-    sent = inputs.model.experts_per_token * shard.tokens / shard.tp * inputs.model.hidden * inputs.training.activation_bytes
+    domains = groups.expert.num_domains
+    copies = inputs.model.experts_per_token
+    distinct = domains * (1 - (1 - 1 / domains) ** copies)
+    copies = np.where((inputs.framework.expert_deduplicated > 0) & (domains > 1), np.minimum(distinct, copies), copies)
+    sent = copies * shard.tokens / shard.tp * inputs.model.hidden * inputs.training.activation_bytes
     rows = shard.expert_rows * inputs.model.hidden * inputs.training.activation_bytes
     exchange = 2 * all_to_all_seconds(sent * inputs.framework.expert_imbalance, groups.expert, inputs.links)
     gathered = all_gather_seconds(rows, groups.expert_tensor, inputs.links) + reduce_scatter_seconds(rows, groups.expert_tensor, inputs.links)
@@ -144,6 +149,7 @@ def _layer(
     expert_parameters: Floats,
 ) -> LayerTimes:
     framework = inputs.framework
+    extra = framework.kernels_per_expert_layer * (expert_parameters > 0)
     forward_matrix, input_gradient, weight_gradient = _matrix_seconds(inputs, gemms)
     core_forward, core_backward = _attention_core_seconds(inputs, shard)
     elementwise_forward, elementwise_backward = _elementwise_seconds(inputs, traffic)
@@ -165,7 +171,7 @@ def _layer(
         expert=exchange - framework.expert_overlap * np.minimum(exchange, busy_forward),
         sharded=sharded_forward,
         accumulation=0 * busy_forward,
-        host=_host_seconds(inputs, shard, framework.kernels_per_layer_forward, reductions, busy_forward + tensor_forward),
+        host=_host_seconds(inputs, shard, framework.kernels_per_layer_forward + extra, reductions, busy_forward + tensor_forward),
     )
     backward = PassTimes(
         matrix=input_gradient + weight_gradient,
@@ -176,7 +182,7 @@ def _layer(
         expert=exchange - framework.expert_overlap * np.minimum(exchange, busy_backward),
         sharded=sharded_backward,
         accumulation=_accumulation_seconds(inputs, strategies, dense_parameters + expert_parameters),
-        host=_host_seconds(inputs, shard, framework.kernels_per_layer_backward, reductions, busy_backward + tensor_backward),
+        host=_host_seconds(inputs, shard, framework.kernels_per_layer_backward + extra, reductions, busy_backward + tensor_backward),
     )
     zero = 0 * busy_forward
     selective = PassTimes(
@@ -212,7 +218,8 @@ def _matrix_seconds(inputs: Inputs, gemms: Sequence[Gemm]) -> tuple[Floats, Floa
             gemm_seconds(device, m, k, n, layout=GemmLayout.INPUT_GRADIENT, count=gemm.count) + gradient_casts
         )
         weight_gradient = weight_gradient + present * gemm_seconds(device, n, k, m, layout=GemmLayout.WEIGHT_GRADIENT, count=gemm.count)
-    return forward, input_gradient, weight_gradient
+    share = inputs.framework.gemm_share
+    return forward / share, input_gradient / share, weight_gradient / share
 
 
 def _attention_core_seconds(inputs: Inputs, shard: Shard) -> tuple[Floats, Floats]:
@@ -232,6 +239,7 @@ def _attention_core_seconds(inputs: Inputs, shard: Shard) -> tuple[Floats, Float
             causal_fraction=shape.computed_fraction,
             backward=backward,
         )
+        / inputs.framework.attention_share
         for backward in (False, True)
     )
     if np.all(fused):
@@ -243,6 +251,7 @@ def _attention_core_seconds(inputs: Inputs, shard: Shard) -> tuple[Floats, Float
         ),
         start=np.asarray(0.0),
     )
+    unfused = unfused / inputs.framework.gemm_share
     return np.where(fused, forward, unfused), np.where(fused, backward, 2 * unfused)
 
 
@@ -316,6 +325,7 @@ def _sharded_seconds(
     gather = gather + all_gather_seconds(expert_parameters * training.parameter_gather_bytes, groups.expert_data, links)
     scatter = reduce_scatter_seconds(dense_parameters * training.gradient_reduce_bytes, groups.data, links)
     scatter = scatter + reduce_scatter_seconds(expert_parameters * training.gradient_reduce_bytes, groups.expert_data, links)
+    gather, scatter = gather / inputs.framework.sharded_bandwidth_share, scatter / inputs.framework.sharded_bandwidth_share
     forward = np.maximum(gather - overlap * busy_forward, (1 - overlap) * gather)
     backward = np.maximum(gather + scatter - overlap * busy_backward, (1 - overlap) * (gather + scatter))
     return np.where(is_sharded, forward, zero), np.where(is_sharded, backward, zero)
@@ -342,7 +352,8 @@ def _host_seconds(inputs: Inputs, shard: Shard, kernels: Floats, reductions: Flo
     (host^s + busy^s)^(1/s) with s = HOST_SHARPNESS. Each tensor-parallel collective adds the wait for the slowest host.
     """
     framework = inputs.framework
-    waits = framework.host_seconds_per_collective * (shard.tp - 1) ** 2 / LOCKSTEP_RANKS**2
+    others = np.minimum(shard.tp - 1, LOCKSTEP_RANKS)
+    waits = framework.host_seconds_per_collective * (others / LOCKSTEP_RANKS) ** 2
     host = kernels * inputs.device.launch_seconds * framework.host_launch_factor + reductions * waits
     ratio = host / np.maximum(busy, 1e-9)
     return busy * ((1 + ratio**HOST_SHARPNESS) ** (1 / HOST_SHARPNESS) - 1)

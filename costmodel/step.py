@@ -86,14 +86,15 @@ def _end_times(inputs: Inputs, shard: Shard, groups: Groups) -> EndTimes:
     product = operators.head(inputs, shard)
     loss = memory_seconds(device, operators.loss_bytes(inputs, shard))
     scalars = all_reduce_seconds(shard.tokens * 4 * 3, groups.tensor, inputs.links)
+    share = inputs.framework.gemm_share
     forward = gemm_seconds(device, product.m, product.n, product.k)
     gradients = gemm_seconds(device, product.m, product.k, product.n, layout=GemmLayout.INPUT_GRADIENT)
     weights = gemm_seconds(device, product.n, product.k, product.m, layout=GemmLayout.WEIGHT_GRADIENT)
     return EndTimes(
         embedding_forward=memory_seconds(device, 2 * embedded) + reduced,
         embedding_backward=memory_seconds(device, 4 * embedded),
-        head_forward=forward + loss / 2 + scalars,
-        head_backward=gradients + weights + loss / 2 + reduced,
+        head_forward=forward / share + loss / 2 + scalars,
+        head_backward=(gradients + weights) / share + loss / 2 + reduced,
     )
 
 
@@ -266,16 +267,13 @@ def _stage_costs(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts,
     times = _stage_seconds(inputs, strategies, costs, dense, moe, schedule)
     forward, backward, weight = times.forward, times.backward, times.weight
     makespan, exact = makespan_seconds(schedule, p, v, count, forward, backward, weight, simulate=simulate)
-    on_rank = np.zeros((p, len(ranks)))
-    on_rank[list(ranks), np.arange(len(ranks))] = 1
-    if schedule is PipelineSchedule.DUALPIPE:
-        on_rank = np.maximum(on_rank, on_rank[::-1])
+    on_rank = np.zeros((p, p * v))
+    on_rank[list(ranks), np.arange(len(ranks)) % (p * v)] = 1
     dense_params, expert_params = _rank_parameters(inputs, costs, dense, moe, on_rank)
     states = _rank_states(inputs, strategies, costs, dense_params, expert_params)
     data, optimizer = _tail_seconds(inputs, strategies, costs, dense_params, expert_params, forward @ on_rank.T, (backward + weight) @ on_rank.T)
     activations, in_flight = _rank_activations(inputs, strategies, costs, dense, moe, on_rank, schedule, count)
-    last = np.zeros(p)
-    last[ranks[-1]] = 1
+    last = on_rank[:, -1]
     buffers = memory.gathered_bytes(inputs, strategies, costs.local)
     states, activations = _without_early_gradients(inputs, states, activations, count)
     tensors = states.total + activations + _column(costs.logits) * last + _column(buffers)
@@ -472,7 +470,8 @@ def _tail_seconds(
     stage = _column(strategies.zero_stage)
     ranks = dense.shape[1]
     reduce, gathers, shards = [], [], []
-    for parameters, placed in ((dense, costs.groups.data), (expert, costs.groups.expert_data)):
+    grids = ((dense, costs.groups.data), (expert, costs.groups.expert_data))
+    for parameters, placed in grids if np.any(expert) else grids[:1]:
         group = trailing(placed)
         gradients = parameters * training.gradient_reduce_bytes
         reduced = reduce_scatter_seconds(gradients, group, links)
@@ -484,12 +483,12 @@ def _tail_seconds(
     in_step = np.where(stage == 3, 0.0, 1.0)
     slack_forward = np.cumsum(forward, axis=1) - forward
     slack_backward = np.cumsum(backward, axis=1) - backward
-    reduction = (reduce[0] + reduce[1]) * in_step
-    gather_time = (gathers[0] + gathers[1]) * in_step
+    reduction = sum(reduce[1:], start=reduce[0]) * in_step
+    gather_time = sum(gathers[1:], start=gathers[0]) * in_step
     exposed = _exposed(reduction, _column(framework.data_overlap), backward, slack_backward)
     exposed = exposed + _exposed(gather_time, _column(framework.param_gather_overlap), forward, slack_forward)
     exposed = exposed + _column(_tied_embedding_seconds(inputs, costs)) * np.isin(np.arange(ranks), [0, ranks - 1])
-    return exposed, _optimizer_seconds(inputs, shards[0] + shards[1])
+    return exposed, _optimizer_seconds(inputs, sum(shards[1:], start=shards[0]))
 
 
 def _exposed(seconds: Floats, overlap: Floats, own: Floats, slack: Floats) -> Floats:

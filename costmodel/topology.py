@@ -163,6 +163,8 @@ def mesh_share(members: npt.ArrayLike, links: LinkColumns) -> Floats:
     (members - 1) / (wired - 1), every pair having the same links. Consecutive GPUs are assumed. Source: DGX-1 V100
     topology; agrees with the all-reduce tables of vTrain (V100, 2 to 8 GPUs) within 10 %.
     """
+    if not np.any(links.mesh_size):
+        return np.ones(np.broadcast_shapes(np.shape(members), np.shape(links.mesh_size)))
     ranks, wired = np.broadcast_arrays(np.asarray(members, dtype=np.float64), links.mesh_size)
     cube = _CUBE_MESH_RINGS[np.clip(ranks, 0, _CUBE_MESH_GPUS).astype(np.int64)]
     uniform = np.clip((ranks - 1) / np.maximum(wired - 1, 1), 0, 1)

@@ -73,47 +73,55 @@ class Sweep:
         choices = self.space.recompute
         fewest, most = choices.layer_range(self.space.problem, rows.pipeline_parallel_size)
         covered = choices.full * np.maximum(most - fewest + 1, 0)
-        still_open = np.ones(len(rows), dtype=np.bool_)
+        selective = choices.selective and self._selective
+        asked = {
+            "none": _recomputing(rows, Recompute.NONE) if choices.none else None,
+            "selective": _recomputing(rows, Recompute.SELECTIVE) if selective else None,
+            "most": self._covering(rows, most) if choices.full else None,
+            "fewest": self._covering(rows, np.minimum(fewest, most)) if choices.full else None,
+        }
+        answers = self._evaluate_together({name: part for name, part in asked.items() if part is not None})
+        settled = np.zeros(len(rows), dtype=np.bool_)
         if choices.none:
-            fits = self._keep(_recomputing(rows, Recompute.NONE))
-            others = covered + (choices.selective and self._selective)
-            self.rejected[RECOMPUTE_AS_NEEDED] += int(others[fits].sum())
-            still_open = ~fits
-        if choices.selective:
-            if self._selective:
-                self._keep(_recomputing(rows.take(still_open), Recompute.SELECTIVE))
-            else:
-                self.rejected["selective_recompute_saves_memory"] += len(rows)
-        still_open &= covered > 0
-        if still_open.any():
-            self._visit_full(rows.take(still_open), fewest[still_open], most[still_open])
+            settled = self._keep(answers["none"])
+            self.rejected[RECOMPUTE_AS_NEEDED] += int((covered + selective)[settled].sum())
+        if selective:
+            self._keep(answers["selective"].take(~settled))
+        elif choices.selective:
+            self.rejected["selective_recompute_saves_memory"] += len(rows)
+        left = ~settled & (covered > 0)
+        if left.any():
+            self._visit_full(rows.take(left), (fewest[left], most[left]), (answers["fewest"].take(left), answers["most"].take(left)))
 
     def visit_frugal(self, rows: StrategyColumns) -> None:
         """Evaluate ``rows`` with the choices of recomputation that need least memory: enough to know whether anything fits."""
         choices = self.space.recompute
         fewest, most = choices.layer_range(self.space.problem, rows.pipeline_parallel_size)
         if choices.none:
-            self._keep(_recomputing(rows, Recompute.NONE))
+            self._keep(self._evaluate(_recomputing(rows, Recompute.NONE)))
         if choices.selective:
-            self._keep(_recomputing(rows, Recompute.SELECTIVE))
+            self._keep(self._evaluate(_recomputing(rows, Recompute.SELECTIVE)))
         if choices.full:
             covered = most >= fewest
-            self._keep(self._covering(rows.take(covered), most[covered]))
+            self._keep(self._evaluate(self._covering(rows.take(covered), most[covered])))
 
-    def _visit_full(self, rows: StrategyColumns, fewest: Ints, most: Ints) -> None:
-        """Full recomputation on the fewest layers that fit, of ``fewest`` to ``most``.
+    def _visit_full(self, rows: StrategyColumns, layers: tuple[Ints, Ints], answers: tuple[Candidates, Candidates]) -> None:
+        """Full recomputation on the fewest layers that fit, given the range of ``layers`` and the answers at its ends.
 
         Peak memory is convex in the number of layers (a maximum over ranks of straight lines), and mostly straight: the chord
         from a count that does not fit to one that does meets the capacity at the count sought, or just above it.
         """
-        last = self._evaluate(self._covering(rows, most))
-        fits = self._fitting(last)
+        (fewest, most), (first, found) = layers, answers
+        fits = self._fitting(found)
         self.rejected[MEMORY] += int((most - fewest + 1)[~fits].sum())
-        rows, fewest, most, found = rows.take(fits), fewest[fits], most[fits], last.take(fits)
-        low, high, above = fewest - 1, most.copy(), np.full(len(most), np.nan)
+        rows, fewest, most, first, found = rows.take(fits), fewest[fits], most[fits], first.take(fits), found.take(fits)
+        at_once = np.flatnonzero(first.memory <= self._capacity)
+        low, high, above = fewest.copy(), most.copy(), first.memory.copy()
+        high[at_once] = fewest[at_once]
+        found.put(at_once, first.take(at_once))
         while len(left := np.flatnonzero(high - low > 1)):
             line = (above[left] - self._capacity) / (above[left] - found.memory[left])
-            probe = low[left] + np.ceil(np.nan_to_num(line) * (high - low)[left]).astype(np.int64)
+            probe = low[left] + np.ceil(line * (high - low)[left]).astype(np.int64)
             probe = np.clip(probe, low[left] + 1, high[left] - 1)
             tried = self._evaluate(self._covering(rows.take(left), probe))
             fit = self._fitting(tried)
@@ -129,9 +137,8 @@ class Sweep:
         held = -(-self.space.problem.model.num_layers // rows.pipeline_parallel_size)
         return _recomputing(rows, Recompute.FULL, np.where(layers >= held, 0, layers))
 
-    def _keep(self, rows: StrategyColumns) -> Bools:
-        """Evaluate ``rows``, keep those that fit, and say which do."""
-        found = self._evaluate(rows)
+    def _keep(self, found: Candidates) -> Bools:
+        """Keep those of ``found`` that fit, and say which do."""
         fits = self._fitting(found)
         self.rejected[MEMORY] += int((~fits).sum())
         self._add(found.take(fits))
@@ -141,6 +148,13 @@ class Sweep:
         self.evaluated += len(rows)
         result = evaluate(self._inputs, rows)
         return Candidates(rows, result.step_time_seconds, result.exact, result.peak_memory_bytes)
+
+    def _evaluate_together(self, parts: dict[str, StrategyColumns]) -> dict[str, Candidates]:
+        """The parts, all of one length, in one evaluation: its cost is mostly by pipeline shape, hardly by row."""
+        if not parts:
+            return {}
+        whole, step = self._evaluate(StrategyColumns.concatenate(list(parts.values()))), len(next(iter(parts.values())))
+        return {name: whole.take(np.arange(place * step, (place + 1) * step)) for place, name in enumerate(parts)}
 
     def _fitting(self, found: Candidates) -> Bools:
         """Which of ``found`` the memory holds; the closest misses are kept as long as nothing fits."""

@@ -52,8 +52,13 @@ def _heads(problem: Problem, columns: StrategyColumns) -> Bools:
 
 
 def _key_value_heads(problem: Problem, columns: StrategyColumns) -> Bools:
-    """The key-value heads divide over the tensor-parallel ranks, or the ranks over them where the framework replicates heads."""
+    """The key-value heads divide over the tensor-parallel ranks, or the ranks over them where the framework replicates heads.
+
+    Where there are as many as query heads, the rule about those has said it.
+    """
     groups, size = problem.model.num_key_value_heads, columns.tensor_parallel_size
+    if groups == problem.model.num_attention_heads:
+        return everything(columns)
     return np.asarray((groups % size == 0) | ((size % groups == 0) & problem.framework.kv_heads_may_replicate))
 
 

@@ -53,7 +53,8 @@ _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"vtrain", "megatron-vtrain"),
     (r"pytorch-eager", "pytorch-eager"),
     (r"transformers", "transformers"),
-    (r"megatron-bridge", "megatron-bridge"),
+    (r"megatron-bridge.*(25\.|26\.02)", "megatron-bridge-25"),
+    (r"megatron-bridge", "megatron-bridge-26"),
     (r"zero-3", "deepspeed"),
     (r"deepspeed", "megatron-deepspeed"),
     (r"nemo|megatron-core|mxnet nvidia|pytorch nvidia", "megatron-core"),
@@ -292,8 +293,8 @@ def _with_network(machines: ClusterSpec, text: str, gpus_per_node: int | None) -
     if len(machines.tiers) < 2:
         return machines
     per_node = None
-    if found := re.search(r"(\d+)\s*x\D{0,40}?(\d+)\s*gb", text, re.IGNORECASE):
-        per_node = int(found[1]) * int(found[2]) * GBIT_PER_SECOND
+    if adapters := re.findall(r"(\d+)\s*x[^,;]*?(\d+)\s*gb", text, re.IGNORECASE):
+        per_node = max(int(count) * int(rate) for count, rate in adapters) * GBIT_PER_SECOND
     elif found := re.search(r"(\d+)\s*gb/s\S* (node|per node)", text, re.IGNORECASE):
         per_node = int(found[1]) * GBIT_PER_SECOND
     elif found := re.search(r"(\d+)\s*gb/s.*per gpu", text, re.IGNORECASE):
@@ -328,6 +329,9 @@ def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
     if tp * pp * cp * dp != count:
         raise UnscorableError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is {tp * pp * cp * dp}, not num_gpus={count}")
     micro = run.micro_batch_size or _known(_whole_batch(run))
+    if problem.framework.id == "torchtitan" and pp > 1:
+        notes.append("micro-batch taken as 1: torchtitan states a pipeline's local batch, which it splits")
+        micro = 1
     vpp = run.virtual_pipeline_stages or 1
     sp = run.sequence_parallel
     if sp is None:

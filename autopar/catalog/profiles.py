@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from .hardware import device as catalog_device
 CONSTANTS: tuple[str, ...] = tuple(f.name for f in fields(HardwareProfile) if f.name not in ("device", "origin", "sources"))
 POWER_EXPONENT = 0.5
 """Sustained rate over (watts a peak FLOP) to this power, where power limits it: frequency falls slower than power."""
-_FOLDER = Path(__file__).parent / "profiles"
+FOLDER = Path(__file__).parent / "profiles"
 
 
 def hardware_profile(device: DeviceSpec) -> HardwareProfile:
@@ -34,7 +35,8 @@ def hardware_profile(device: DeviceSpec) -> HardwareProfile:
     Raises:
         UnavailableError: no profile of the device or of its architecture is known.
     """
-    if (_FOLDER / f"{device.id}.toml").is_file():
+    own = _read(device.id) if (FOLDER / f"{device.id}.toml").is_file() else {}
+    if all(constant in own for constant in CONSTANTS):
         return _profile(device.id)
     reference = _references().get(device.architecture.lower())
     if reference is None:
@@ -43,25 +45,36 @@ def hardware_profile(device: DeviceSpec) -> HardwareProfile:
             f"device={device.id}: no kernel constants for architecture {device.architecture!r} (known: {known}); "
             f"measure them on the device with `autopar profile` and pass the file"
         )
-    return _interpolated(device, catalog_device(reference), _profile(reference))
+    return _overlaid(_interpolated(device, catalog_device(reference), _profile(reference)), own)
+
+
+def _overlaid(profile: HardwareProfile, own: Mapping[str, Any]) -> HardwareProfile:
+    """``profile`` with the constants that the device's own file has."""
+    named = [constant for constant in CONSTANTS if constant in own]
+    return replace(
+        profile,
+        **{constant: float(own[constant]["value"]) for constant in named},
+        origin={**profile.origin, **{constant: Origin(own[constant]["origin"]) for constant in named}},
+        sources={**profile.sources, **{constant: own[constant]["source"] for constant in named}},
+    )
 
 
 @cache
 def profiled_devices() -> tuple[str, ...]:
-    """Ids of the devices that have a profile of their own, sorted."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+    """Ids of the devices that have constants of their own, some or all, sorted."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
 @cache
 def _references() -> Mapping[str, str]:
     """Architecture -> the device others of it are interpolated from."""
     raws = (_read(name) for name in profiled_devices())
-    return {raw["architecture"]: raw["device"] for raw in raws if raw["reference"]}
+    return {raw["architecture"]: raw["device"] for raw in raws if raw.get("reference")}
 
 
 @cache
 def _read(name: str) -> Mapping[str, Any]:
-    return tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @cache

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from autopar.costmodel.spec.units import format_bytes, format_count
 
+from .text import batch_text
+
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
     from autopar.search import Ranked, SearchResult
@@ -18,8 +20,8 @@ def no_plan_text(problem: Problem, result: SearchResult, constraints: tuple[str,
     """Why no strategy is left, with numbers, and the smallest number of GPUs that would hold the model."""
     model, cluster, training = problem.model, problem.cluster, problem.training
     where = f"{cluster.num_gpus:,} x {cluster.device.name} ({format_bytes(cluster.device.memory_bytes)} each)"
-    batch = f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens a step"
-    text = [f"nothing fits: {model.name} ({format_count(model.num_parameters)} parameters) on {where}, {batch}"]
+    verdict = "nothing fits" if result.summary.evaluated else "no strategy is possible"
+    text = [f"{verdict}: {model.name} ({format_count(model.num_parameters)} parameters) on {where}, {batch_text(training)} a step"]
     if constraints:
         text.append(f"constraints: {', '.join(constraints)}")
     summary = result.summary
@@ -30,17 +32,18 @@ def no_plan_text(problem: Problem, result: SearchResult, constraints: tuple[str,
     misses = [
         f"least memory: {miss.strategy.describe()} needs {format_bytes(miss.peak_memory_bytes)}" for miss in result.nearest_misses[:3]
     ]
-    return "\n".join([*text, *misses, *_smallest_lines(problem, smallest)])
+    return "\n".join([*text, *misses, *_smallest_lines(problem, smallest, constrained=bool(constraints))])
 
 
-def _smallest_lines(problem: Problem, smallest: tuple[int, Ranked] | None) -> list[str]:
+def _smallest_lines(problem: Problem, smallest: tuple[int, Ranked] | None, *, constrained: bool) -> list[str]:
     if smallest is None:
-        return ["no number of these GPUs holds it with this batch and sequence length"]
+        within = "within these constraints; loosen one" if constrained else "with this batch and sequence length"
+        return [f"no number of these GPUs holds it {within}"]
     count, ranked = smallest
     best = ranked.strategy.describe()
     if count <= problem.cluster.num_gpus:
-        batch = f"{problem.training.global_batch_size:,} sequences"
-        return [f"{count:,} GPUs would hold it ({best}): not memory is missing, but {batch} and the heads have to divide over the GPUs"]
+        gpus = f"{count:,} GPU{'' if count == 1 else 's'}"
+        return [f"memory is not the obstacle: {gpus} would hold it ({best}); the sizes have to divide the batch, the heads and the GPUs"]
     uses = ", ".join(f"{name.replace('_', ' ')} {format_bytes(value)}" for name, value in _fullest_gpu(problem, count, ranked))
     return [f"smallest number of GPUs that holds it: {count:,} ({best})", f"what uses the memory of the fullest GPU there: {uses}"]
 

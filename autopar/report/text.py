@@ -58,9 +58,14 @@ def headline(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> 
     nodes = f"{cluster.num_nodes} x {cluster.id}" if cluster.num_nodes > 1 else cluster.id
     text = Text(f"{model.name}", style="bold")
     text.append(f" ({size} parameters{active}) on {cluster.num_gpus:,} x {cluster.device.name} ({nodes})", style="not bold")
-    batch = f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens"
-    text.append(f"\n{batch} a step, {training.precision.name}", style="not bold")
+    text.append(f"\n{batch_text(training)} a step, {training.precision.name}", style="not bold")
     return text
+
+
+def batch_text(training: TrainingSpec) -> str:
+    """``512 sequences of 4,096 tokens``."""
+    count = training.global_batch_size
+    return f"{count:,} sequence{'' if count == 1 else 's'} of {training.sequence_length:,} tokens"
 
 
 def strategy_table(strategy: Strategy, global_batch_size: int, title: str) -> RenderableType:
@@ -76,7 +81,7 @@ def strategy_table(strategy: Strategy, global_batch_size: int, title: str) -> Re
     if strategy.expert_parallel_size > 1 or strategy.expert_tensor_parallel_size > 1:
         table.add_row("expert parallel", f"{strategy.expert_parallel_size}, tensor parallel {strategy.expert_tensor_parallel_size} inside")
     count = strategy.num_microbatches(global_batch_size)
-    table.add_row("micro-batch", f"{strategy.micro_batch_size} x {count} micro-batches a data-parallel rank")
+    table.add_row("micro-batch", f"{strategy.micro_batch_size} x {count:,} micro-batch{'' if count == 1 else 'es'} a data-parallel rank")
     table.add_row("recompute", _recompute_text(strategy))
     return table
 

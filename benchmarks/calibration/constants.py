@@ -20,6 +20,8 @@ class Constant:
     field: str
     low: float
     high: float
+    families: tuple[str, ...] = ()
+    """Families of runs that a device's constant is fitted on, for its source."""
 
     def applies_to(self, case: Case) -> bool:
         return self.name == (case.problem.framework.id if self.owner == "framework" else case.problem.cluster.device.id)
@@ -34,20 +36,29 @@ def _of(name: str, **ranges: tuple[float, float]) -> tuple[Constant, ...]:
     return tuple(Constant("framework", name, field, low, high) for field, (low, high) in ranges.items())
 
 
+def _device(name: str, field: str, low: float, high: float, *families: str) -> tuple[Constant, ...]:
+    return (Constant("device", name, field, low, high, families),)
+
+
+_A100_FAMILIES = ("paper-kort", "paper-meg21_T1", "paper-meg21_T2", "vtrain1", "vtrainN")
+
 CONSTANTS: dict[str, tuple[Constant, ...]] = {
-    "pytorch-eager": _of(
+    "one H200": _of(
         "pytorch-eager",
         elementwise_forward_passes=(0.8, 2.5),
         elementwise_backward_passes=(0.8, 3.5),
-        loss_passes=(3, 30),
-    ),
-    "transformers": _of(
-        "transformers",
-        elementwise_forward_passes=(0.8, 4),
-        elementwise_backward_passes=(0.8, 5),
         loss_passes=(3, 40),
     ),
-    "megatron-vtrain": _of(
+    "one H200, transformers": _of(
+        "transformers",
+        elementwise_forward_passes=(0.8, 4),
+        elementwise_backward_passes=(0.8, 6),
+        loss_passes=(3, 60),
+    ),
+    "A100, Megatron of 2021 and 2022": _device("a100-sxm4-80gb", "gemm_efficiency", 0.7, 0.95, *_A100_FAMILIES)
+    + _of("megatron-2022", tensor_overlap_backward=(0, 1), fused_gradient_accumulation=(0, 1), step_overhead_fraction=(0, 0.05))
+    + _of("megatron-2021", tensor_overlap_backward=(0, 1), data_overlap=(0, 1), score_passes=(0.5, 3), step_overhead_fraction=(0, 0.05))
+    + _of(
         "megatron-vtrain",
         elementwise_forward_passes=(0.5, 3),
         elementwise_backward_passes=(0.5, 3),
@@ -57,11 +68,66 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
         host_seconds_per_collective=(0, 1e-3),
         tensor_overlap_backward=(0, 1),
         data_overlap=(0, 1),
-        fused_gradient_accumulation=(0, 1),
         loss_passes=(1, 40),
         step_overhead_seconds=(0, 0.1),
-        step_overhead_fraction=(0, 0.1),
         straggler_fraction_per_doubling=(0, 0.02),
+    ),
+    "V100": _device("v100-sxm2-32gb", "gemm_efficiency", 0.5, 0.95, "bs-v100", "paper-meg19")
+    + _device("v100-sxm2-16gb", "gemm_efficiency", 0.5, 0.95, "bs-v100", "dlperf")
+    + _of("megatron-2019", data_overlap=(0, 1), score_passes=(0.5, 4), step_overhead_fraction=(0, 0.15)),
+    "Megatron-DeepSpeed": _of(
+        "megatron-deepspeed",
+        gemm_share=(0.6, 1.2),
+        fused_gradient_accumulation=(0, 1),
+        kernels_per_layer_forward=(5, 300),
+        data_overlap=(0, 1),
+        score_passes=(0.5, 4),
+        loss_passes=(1, 40),
+        step_overhead_fraction=(0, 0.15),
+    ),
+    "DeepSpeed ZeRO-3": _of("deepspeed", gemm_share=(0.5, 1.1), sharded_overlap=(0, 1), sharded_bandwidth_share=(0.03, 1)),
+    "FSDP": _of(
+        "fsdp",
+        gemm_share=(0.6, 1.1),
+        attention_share=(0.3, 1.1),
+        elementwise_forward_passes=(0.8, 4),
+        elementwise_backward_passes=(0.8, 4),
+        sharded_overlap=(0, 1),
+        sharded_bandwidth_share=(0.1, 1),
+        step_overhead_fraction=(0, 0.1),
+    ),
+    "torchtitan": _of(
+        "torchtitan",
+        attention_share=(0.3, 1.1),
+        elementwise_forward_passes=(0.8, 4),
+        elementwise_backward_passes=(0.8, 4),
+        sharded_overlap=(0, 1),
+        tensor_overlap_forward=(0, 1),
     )
-    + (Constant("device", "a100-sxm4-80gb", "gemm_efficiency", 0.6, 0.95),),
+    + _device("h100-sxm5-96gb-hbm2e", "gemm_efficiency", 0.4, 0.8, "torchtitan"),
+    "InternEvo": _of("internevo", gemm_share=(0.6, 1.1), tensor_overlap_forward=(0, 1), step_overhead_fraction=(0, 0.15)),
+    "Megatron-Core": _of(
+        "megatron-core",
+        attention_share=(0.4, 1.1),
+        elementwise_forward_passes=(0.5, 3),
+        elementwise_backward_passes=(0.5, 3),
+        tensor_overlap_forward=(0, 1),
+        tensor_overlap_backward=(0, 1),
+        data_overlap=(0, 1),
+        param_gather_overlap=(0, 1),
+        pipeline_overlap=(0, 1),
+        expert_overlap=(0, 1),
+        kernels_per_layer_forward=(5, 150),
+        kernels_per_expert_layer=(0, 300),
+        fused_gradient_accumulation=(0, 1),
+        step_overhead_fraction=(0, 0.1),
+    )
+    + _of("megatron-bridge-25", elementwise_forward_passes=(0.5, 3), elementwise_backward_passes=(0.5, 3), kernels_per_layer_forward=(5, 150), kernels_per_expert_layer=(0, 500), expert_overlap=(0, 1))
+    + _of("megatron-bridge-26", elementwise_forward_passes=(0.5, 3), elementwise_backward_passes=(0.5, 3), kernels_per_layer_forward=(5, 150), kernels_per_expert_layer=(0, 500), expert_overlap=(0, 1))
+    + _device("h100-sxm5-80gb", "gemm_efficiency", 0.5, 0.8, "dgxc", "mbridge")
+    + _device("h100-sxm5-80gb", "fp8_efficiency", 0.4, 0.8, "dgxc", "mbridge", "nemo2407", "mlperf")
+    + _device("gb200-nvl72", "gemm_efficiency", 0.4, 0.8, "dgxc", "mbridge")
+    + _device("gb200-nvl72", "fp8_efficiency", 0.4, 0.8, "dgxc", "mbridge")
+    + _device("gb300-nvl72", "fp8_efficiency", 0.4, 0.8, "mbridge")
+    + _device("b200-sxm", "fp8_efficiency", 0.4, 0.8, "mbridge"),
 }

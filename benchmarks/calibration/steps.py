@@ -22,7 +22,9 @@ from scipy.optimize import least_squares
 from autopar.accuracy.cases import Case, case_of
 from autopar.accuracy.runs import read_runs
 from autopar.catalog.frameworks import FOLDER
-from autopar.costmodel.columns import Floats, StrategyColumns
+from autopar.catalog.profiles import FOLDER as PROFILES
+from autopar.costmodel.columns import Bools, Floats, StrategyColumns
+from autopar.costmodel.compute import DeviceColumns
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.step import evaluate
 
@@ -50,16 +52,26 @@ class Fit:
 
 def with_constants(inputs: Inputs, cases: Sequence[Case], constants: Sequence[Constant], values: Floats) -> Inputs:
     """``inputs`` with each constant set in the rows of its owner."""
-    framework_columns, device, wide = inputs.framework, inputs.device, inputs.wide_device
+    profiles, device, wide = inputs.framework, inputs.device, inputs.wide_device
+    low = inputs.training.low_precision_linear > 0
     for constant, value in zip(constants, values, strict=True):
         mine = np.array([constant.applies_to(case) for case in cases])
         if constant.owner == "framework":
-            column = np.where(mine, value, getattr(framework_columns, constant.field))
-            framework_columns = replace(framework_columns, **{constant.field: column})
+            profiles = replace(profiles, **{constant.field: np.where(mine, value, getattr(profiles, constant.field))})
+        elif constant.field == "gemm_efficiency":
+            device, wide = _with_rate(device, mine & ~low, value), _with_rate(wide, mine, value)
+        elif constant.field == "fp8_efficiency":
+            device = _with_rate(device, mine & low, value)
         else:
-            device = replace(device, **{constant.field: np.where(mine, value, getattr(device, constant.field))})
-            wide = replace(wide, **{constant.field: np.where(mine, value, getattr(wide, constant.field))})
-    return replace(inputs, framework=framework_columns, device=device, wide_device=wide)
+            device, wide = (replace(c, **{constant.field: np.where(mine, value, getattr(c, constant.field))}) for c in (device, wide))
+    return replace(inputs, framework=profiles, device=device, wide_device=wide)
+
+
+def _with_rate(device: DeviceColumns, rows: Bools, value: float) -> DeviceColumns:
+    """Sustained GEMM rate set in ``rows``, the rate of short kernels in proportion."""
+    sustained = np.where(rows, value, device.gemm_efficiency)
+    small = device.gemm_small_efficiency * sustained / device.gemm_efficiency
+    return replace(device, gemm_efficiency=sustained, gemm_small_efficiency=small)
 
 
 def log_errors(cases: Sequence[Case], inputs: Inputs) -> Floats:
@@ -71,7 +83,7 @@ def log_errors(cases: Sequence[Case], inputs: Inputs) -> Floats:
 def fit(cases: Sequence[Case], constants: Sequence[Constant], weights: Floats | None = None) -> Fit:
     """The constants that fit ``cases`` best, from where the catalog has them."""
     inputs = Inputs.stacked([case.problem for case in cases])
-    weight = np.ones(len(cases)) if weights is None else weights
+    weight = family_weights(cases) if weights is None else weights
     start = np.array([constant.current() for constant in constants])
     low, high = np.array([c.low for c in constants]), np.array([c.high for c in constants])
 
@@ -85,6 +97,17 @@ def fit(cases: Sequence[Case], constants: Sequence[Constant], weights: Floats | 
     values = low + solved.x * (high - low)
     errors = np.expm1(log_errors(cases, with_constants(inputs, cases, constants, values)))
     return Fit(constants=tuple(constants), values=values, errors=errors)
+
+
+FAMILY_ROWS = 40
+"""A family of more rows counts as this many, so that a big table does not drown the others."""
+
+
+def family_weights(cases: Sequence[Case]) -> Floats:
+    """Weight of each row; squares of a family's weights add up to at most FAMILY_ROWS."""
+    names = np.array([case.run.family for case in cases])
+    _, index, counts = np.unique(names, return_inverse=True, return_counts=True)
+    return np.sqrt(np.minimum(1.0, FAMILY_ROWS / counts))[index]
 
 
 def left_out(cases: Sequence[Case], constants: Sequence[Constant], key: Callable[[Case], str]) -> Floats:
@@ -107,13 +130,24 @@ def left_out(cases: Sequence[Case], constants: Sequence[Constant], key: Callable
 def write(fitted: Fit) -> None:
     """Put framework constants into their files."""
     for constant, value in zip(fitted.constants, fitted.values, strict=True):
-        if constant.owner != "framework":
+        if constant.owner == "device":
+            _write_device(constant, value)
             continue
         path = FOLDER / f"{constant.name}.toml"
         text, line = path.read_text(), f"{constant.field} = {value:.4g}"
         pattern = rf"^{constant.field} = .*$"
         text = re.sub(pattern, line, text, flags=re.MULTILINE) if re.search(pattern, text, re.MULTILINE) else f"{text}{line}\n"
         path.write_text(text)
+
+
+def _write_device(constant: Constant, value: float) -> None:
+    """Put a device constant into its profile, which must have its own file."""
+    path = PROFILES / f"{constant.name}.toml"
+    source = f"fit to measured steps: benchmarks/calibration/steps.py on {', '.join(constant.families)}"
+    block = f'[{constant.field}]\nvalue = {value:.4g}\norigin = "measured"\nsource = "{source}"\n'
+    text = path.read_text()
+    pattern = rf"\[{constant.field}\]\n(?:[^\[\n].*\n)*"
+    path.write_text(re.sub(pattern, block, text) if re.search(pattern, text) else f"{text}\n{block}")
 
 
 def summary(errors: Floats) -> str:
@@ -133,7 +167,7 @@ def main() -> None:
     for group, constants in CONSTANTS.items():
         if arguments.only and group not in arguments.only:
             continue
-        cases = [case for case in every if case.problem.framework.id in group.split("+")]
+        cases = [case for case in every if case.problem.framework.id in {c.name for c in constants if c.owner == "framework"}]
         found = fit(cases, constants)
         print(f"{group}: {len(cases)} rows, {len(constants)} constants, {summary(found.errors)}")
         for constant, value in zip(constants, found.values, strict=True):

@@ -36,6 +36,8 @@ class ExecutionProfile:
     """Memory-bound kernels of one layer's forward; each pays the device's ramp."""
     kernels_per_layer_forward: float
     kernels_per_layer_backward: float
+    kernels_per_expert_layer: float
+    """Kernels that routing, permutation and exchange add to an expert layer, forward and again backward."""
     host_launch_factor: float
     """Host seconds a kernel over the device profile's; near 0 with CUDA graphs."""
     host_seconds_per_collective: float
@@ -44,6 +46,10 @@ class ExecutionProfile:
     """Share of the gradient accumulation's memory traffic that the weight-gradient GEMM absorbs."""
     loss_passes: float
     """Bytes moved over the logits by the loss, forward and backward, in units of 4 bytes a logit."""
+    gemm_share: float
+    """Rate of the framework's matrix multiplications over the device's: kernels of its day, strided operands, small splits."""
+    attention_share: float
+    """Rate of its fused attention kernels over the device's current ones."""
     # overlap
     tensor_overlap_forward: float
     tensor_overlap_backward: float
@@ -51,9 +57,13 @@ class ExecutionProfile:
     param_gather_overlap: float
     sharded_overlap: float
     """ZeRO-3: share of a layer's compute that its gathers hide behind."""
+    sharded_bandwidth_share: float
+    """Bandwidth of ZeRO-3's gathers over that of one large collective: parameters go one by one in early releases."""
     pipeline_overlap: float
     """For interleaved and zero-bubble schedules; plain 1F1B exposes its transfers."""
     expert_overlap: float
+    expert_deduplicated: bool
+    """A token is sent once to each domain that holds some of its experts (DeepEP, HybridEP), not once an expert."""
     context_overlap: float
     pipeline_scatter_gather: bool
     """A boundary tensor is sent in tensor-parallel slices and gathered on arrival."""

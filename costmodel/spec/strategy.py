@@ -87,7 +87,8 @@ class Strategy:
 
     def describe(self) -> str:
         """The strategy in the short forms of the command line: ``TP8 PP4 DP8 mbs2 1f1b``."""
-        parts = [f"TP{self.tensor_parallel_size}", f"PP{self.pipeline_parallel_size}"]
+        without_sequence = "-noSP" if self.tensor_parallel_size > 1 and not self.sequence_parallel else ""
+        parts = [f"TP{self.tensor_parallel_size}{without_sequence}", f"PP{self.pipeline_parallel_size}"]
         optional = (("VPP", self.virtual_pipeline_stages), ("CP", self.context_parallel_size), ("EP", self.expert_parallel_size))
         parts += [f"{name}{value}" for name, value in optional if value > 1]
         if self.expert_parallel_size > 1 and self.expert_tensor_parallel_size > 1:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import autopar as package
+from autopar.costmodel.spec.plan import SearchSummary
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.io.plan_file import dump_plan, parse_plan, read_plan
+from autopar.search import SearchResult, search
 
 SMALL = ("--model", "gpt-1.2b", "--gpus", 8)
 
@@ -143,3 +146,36 @@ def test_a_plan_that_cannot_be_written_is_bad_input(autopar, tmp_path: Path, tar
     outcome = autopar("plan", *SMALL, "-o", tmp_path / target)
     assert (outcome.code, outcome.out) == (2, "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_search_prints_its_best_so_far(autopar, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_short(*arguments, **options):
+        result = search(*arguments, **options)
+        return replace(result, summary=replace(result.summary, optimality="interrupted: the best of what was seen"))
+
+    monkeypatch.setattr("autopar.search.search", cut_short)
+    outcome = autopar("plan", *SMALL, "--json")
+    assert outcome.code == 130
+    assert "interrupted" in outcome.err
+    assert parse_plan(outcome.out).estimate.fits
+
+
+def test_an_interrupt_before_anything_fits_has_no_plan(autopar, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = SearchSummary(evaluated=0, rejected={}, method="exhaustive", optimality="interrupted: nothing was seen")
+    monkeypatch.setattr("autopar.search.search", lambda *_, **__: SearchResult(best=None, ranked=(), summary=summary))
+    outcome = autopar("plan", *SMALL, "--json")
+    assert (outcome.code, outcome.out, outcome.err) == (130, "", "error: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "gpt-1.2b", "--gpus", 7, "--gbs", 64, "--forbid", "pp"), "must divide global_batch_size=64"),
+        (("--model", "gpt-1.2b", "--gpus", 7, "--gbs", 64, "--forbid", "pp"), "memory is not the obstacle"),
+        (("--model", "gpt-1.2b", "--gpus", 8, "--fix", "dp=3"), "within these constraints; loosen one"),
+    ],
+)
+def test_sizes_that_never_divide_are_told(autopar, flags: tuple[object, ...], message: str) -> None:
+    outcome = autopar("plan", *flags)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert message in outcome.err

@@ -1,0 +1,63 @@
+"""Small problems on which a brute-force loop is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec
+from autopar.costmodel.spec.strategy import PipelineSchedule
+from autopar.request import build_problem
+
+DENSE = ModelSpec(
+    name="small",
+    num_layers=6,
+    hidden_size=2048,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=128,
+    ffn_hidden_size=8192,
+    vocab_size=32_000,
+    max_position_embeddings=16_384,
+    gated_mlp=True,
+)
+EXPERTS = replace(DENSE, name="small-experts", num_layers=4, moe=MixtureOfExperts(num_experts=8, experts_per_token=2, ffn_hidden_size=4096))
+
+MakeProblem = Callable[..., Problem]
+
+
+@pytest.fixture(scope="session")
+def make_problem() -> MakeProblem:
+    """A problem on ``gpus`` GPUs; ``memory_bytes`` and framework fields may be overridden."""
+
+    def make(
+        model: ModelSpec | str = DENSE, *, gpus: int = 8, batch: int = 16, length: int = 2048, memory: float | None = None, **framework: Any
+    ) -> Problem:
+        name = framework.pop("framework", "megatron-core")
+        precision = framework.pop("precision", None)
+        problem, _ = build_problem(model, gpus=gpus, global_batch_size=batch, sequence_length=length, framework=name, precision=precision)
+        cluster = problem.cluster
+        if memory is not None:
+            cluster = replace(cluster, device=replace(cluster.device, memory_bytes=int(memory)))
+        return replace(problem, cluster=cluster, framework=replace(problem.framework, **framework))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def every_schedule() -> tuple[PipelineSchedule, ...]:
+    return tuple(PipelineSchedule)
+
+
+@pytest.fixture(scope="session")
+def dense() -> ModelSpec:
+    return DENSE
+
+
+@pytest.fixture(scope="session")
+def experts() -> ModelSpec:
+    return EXPERTS

@@ -1,0 +1,254 @@
+"""Rules against plain restatements of them, one strategy at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autopar.costmodel.columns import StrategyColumns
+from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.schedule import schedule_faults
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy, balanced_layers
+from autopar.search import feasibility
+
+SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16])
+STRATEGIES = st.builds(
+    Strategy,
+    tensor_parallel_size=SIZES,
+    sequence_parallel=st.booleans(),
+    pipeline_parallel_size=SIZES,
+    virtual_pipeline_stages=st.sampled_from([1, 2, 3]),
+    pipeline_schedule=st.sampled_from(list(PipelineSchedule)),
+    context_parallel_size=SIZES,
+    context_parallel_kind=st.sampled_from(list(ContextParallelKind)),
+    expert_parallel_size=SIZES,
+    expert_tensor_parallel_size=SIZES,
+    data_parallel_size=SIZES,
+    micro_batch_size=SIZES,
+    zero_stage=st.integers(0, 3),
+    shard_group_size=st.sampled_from([0, 1, 2, 3, 8]),
+    recompute=st.sampled_from(list(Recompute)),
+    num_recompute_layers=st.sampled_from([0, 0, 1, 2, 5]),
+    pipeline_layers=st.sampled_from([(), (), (3, 3), (2, 2, 2), (6,), (5, 1), (6, 0), (2, 2)]),
+)
+PROBLEMS = (
+    "dense",
+    "experts",
+    "eager",
+    "low-precision",
+)
+Oracle = Callable[[Problem, Strategy], bool]
+
+
+@pytest.fixture(scope="session")
+def problems(make_problem: Any, dense: Any, experts: Any) -> dict[str, Problem]:
+    return {
+        "dense": make_problem(dense),
+        "experts": make_problem(experts, length=16_384, batch=48, schedules=tuple(PipelineSchedule)),
+        "eager": make_problem(
+            dense,
+            kv_heads_may_replicate=False,
+            sequence_parallel=False,
+            vocab_padding_multiple=0,
+            zero_stages=(0, 1, 2, 3),
+            zero_stages_with_pipeline=(0,),
+            expert_tensor_parallel=False,
+            schedules=(),
+        ),  # fmt: skip
+        "low-precision": make_problem(dense, precision="fp8", batch=12, length=96, schedules=tuple(PipelineSchedule)),
+    }
+
+
+def _ulysses(problem: Problem, s: Strategy) -> bool:
+    queries = problem.model.num_attention_heads // s.tensor_parallel_size
+    keys = max(1, problem.model.num_key_value_heads // s.tensor_parallel_size)
+    size = s.context_parallel_size
+    spread = queries >= 1 and queries % size == 0 and (keys % size == 0 or size % keys == 0)
+    return spread and problem.training.sequence_length % size == 0
+
+
+def _context(problem: Problem, s: Strategy) -> bool:
+    if s.context_parallel_size == 1:
+        return True
+    if s.context_parallel_kind is ContextParallelKind.ULYSSES:
+        return _ulysses(problem, s)
+    return problem.training.sequence_length % (2 * s.context_parallel_size) == 0
+
+
+def _virtual(_: Problem, s: Strategy) -> bool:
+    if s.pipeline_schedule is PipelineSchedule.INTERLEAVED:
+        return s.pipeline_parallel_size > 1 and s.virtual_pipeline_stages > 1
+    return s.virtual_pipeline_stages <= (2 if s.pipeline_schedule is PipelineSchedule.ZERO_BUBBLE else 1)
+
+
+def _microbatches(problem: Problem, s: Strategy) -> bool:
+    count, p = s.num_microbatches(problem.training.global_batch_size), s.pipeline_parallel_size
+    if s.pipeline_schedule is PipelineSchedule.INTERLEAVED:
+        return count % p == 0
+    return s.pipeline_schedule is not PipelineSchedule.DUALPIPE or (count % 2 == 0 and count >= 2 * p)
+
+
+def _aligned(problem: Problem, s: Strategy) -> bool:
+    if problem.training.precision.name != "fp8":
+        return True
+    widths = (problem.model.ffn_hidden_size, problem.model.num_attention_heads * problem.model.head_dim)
+    pieces = s.context_parallel_size * (s.tensor_parallel_size if s.sequence_parallel else 1)
+    rows = problem.training.sequence_length * s.micro_batch_size
+    return all(w % (16 * s.tensor_parallel_size) == 0 for w in widths) and rows % (8 * pieces) == 0
+
+
+ORACLES: dict[str, Oracle] = {
+    "world_size": lambda p, s: s.world_size == p.cluster.num_gpus,
+    "heads_divide_tp": lambda p, s: p.model.num_attention_heads % s.tensor_parallel_size == 0,
+    "kv_heads_divide_tp": lambda p, s: (
+        p.model.num_key_value_heads % s.tensor_parallel_size == 0
+        or (p.framework.kv_heads_may_replicate and s.tensor_parallel_size % p.model.num_key_value_heads == 0)
+    ),
+    "widths_divide_tp": lambda p, s: p.model.num_dense_layers == 0 or p.model.ffn_hidden_size % s.tensor_parallel_size == 0,
+    "vocabulary_divides_tp": lambda p, s: p.framework.vocab_padding_multiple > 0 or p.model.vocab_size % s.tensor_parallel_size == 0,
+    "sequence_parallel": lambda p, s: not s.sequence_parallel or (s.tensor_parallel_size > 1 and p.framework.sequence_parallel),
+    "sequence_split": lambda p, s: (
+        not s.sequence_parallel or p.training.sequence_length % (s.context_parallel_size * s.tensor_parallel_size) == 0
+    ),
+    "context_split": _context,
+    "experts_need_sequence_parallel": lambda p, s: p.model.moe is None or s.tensor_parallel_size == 1 or s.sequence_parallel,
+    "global_batch_divides": lambda p, s: p.training.global_batch_size % s.data_parallel_size == 0,
+    "layer_in_every_stage": lambda p, s: s.num_virtual_stages <= p.model.num_layers,
+    "pipeline_layers": lambda p, s: (
+        s.pipeline_layers == ()
+        or (len(s.pipeline_layers) == s.num_virtual_stages and sum(s.pipeline_layers) == p.model.num_layers and 0 not in s.pipeline_layers)
+    ),
+    "schedule_supported": lambda p, s: (
+        s.pipeline_schedule is PipelineSchedule.ONE_F_ONE_B
+        if s.pipeline_parallel_size == 1
+        else s.pipeline_schedule in p.framework.schedules
+    ),
+    "virtual_stages": _virtual,
+    "schedule_ranks": lambda _, s: s.pipeline_schedule is not PipelineSchedule.DUALPIPE or s.pipeline_parallel_size % 2 == 0,
+    "experts_divide_ep": lambda p, s: p.model.moe.num_experts % s.expert_parallel_size == 0 if p.model.moe else s.expert_parallel_size == 1,
+    "expert_tensor_parallel": lambda p, s: (
+        p.model.moe.ffn_hidden_size % s.expert_tensor_parallel_size == 0
+        if p.model.moe and p.framework.expert_tensor_parallel
+        else s.expert_tensor_parallel_size == 1
+    ),
+    "expert_grid": lambda _, s: (
+        (s.tensor_parallel_size * s.context_parallel_size * s.data_parallel_size) % (s.expert_parallel_size * s.expert_tensor_parallel_size)
+        == 0
+    ),
+    "micro_batch_divides": lambda p, s: (
+        p.training.global_batch_size % s.data_parallel_size != 0
+        or p.training.global_batch_size // s.data_parallel_size % s.micro_batch_size == 0
+    ),
+    "schedule_microbatches": _microbatches,
+    "low_precision_alignment": _aligned,
+    "zero_stage": lambda p, s: (
+        s.zero_stage in p.framework.zero_stages and (s.pipeline_parallel_size == 1 or s.zero_stage in p.framework.zero_stages_with_pipeline)
+    ),
+    "shard_group": lambda _, s: (
+        s.shard_group_size == 0 or (s.zero_stage > 0 and s.data_parallel_size * s.context_parallel_size % s.shard_group_size == 0)
+    ),
+    "recomputed_layers": lambda p, s: (
+        s.num_recompute_layers == 0
+        or (s.recompute is Recompute.FULL and s.num_recompute_layers <= -(-p.model.num_layers // s.pipeline_parallel_size))
+    ),
+}
+
+
+def test_every_rule_is_restated() -> None:
+    assert set(ORACLES) == {rule.name for rule in feasibility.RULES}
+    assert all(rule.summary for rule in feasibility.RULES)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(STRATEGIES, min_size=1, max_size=8), name=st.sampled_from(PROBLEMS))
+def test_mask_and_fault_agree_with_the_restatement(problems: dict[str, Problem], rows: list[Strategy], name: str) -> None:
+    problem, columns = problems[name], StrategyColumns.of(rows)
+    for rule in feasibility.RULES:
+        wanted = [ORACLES[rule.name](problem, row) for row in rows]
+        assert rule.mask(problem, columns).tolist() == wanted, rule.name
+        for row, accepted in zip(rows, wanted, strict=True):
+            fault = rule.fault(problem, row)
+            assert (fault is None) == accepted
+            assert fault is None or (fault.required and str(fault.given))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(row=STRATEGIES, name=st.sampled_from(PROBLEMS))
+def test_nearest_valid_values_are_valid(problems: dict[str, Problem], row: Strategy, name: str) -> None:
+    problem = problems[name]
+    for rule in feasibility.RULES:
+        fault = rule.fault(problem, row)
+        if fault is None or fault.field not in Strategy.__slots__:
+            continue
+        offered = re.match(r"nearest valid: ([\d, ]+)$", fault.fix)
+        for text in offered[1].split(", ") if offered else ():
+            mended = replace(row, **{fault.field: int(text)})
+            assert rule.fault(problem, mended) is None, (rule.name, fault)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(row=STRATEGIES)
+def test_schedule_rules_are_those_of_the_builder(problems: dict[str, Problem], row: Strategy) -> None:
+    problem = problems["experts"]
+    count = row.num_microbatches(problem.training.global_batch_size)
+    if row.pipeline_parallel_size == 1 or count == 0:
+        return
+    rules = [rule for rule in feasibility.RULES if rule.name in ("virtual_stages", "schedule_ranks", "schedule_microbatches")]
+    built = schedule_faults(row.pipeline_schedule, row.pipeline_parallel_size, row.virtual_pipeline_stages, count)
+    assert any(rule.fault(problem, row) for rule in rules) == bool(built)
+
+
+def _one(problem: Problem, strategy: Strategy, field: str) -> str:
+    (fault,) = [fault for fault in feasibility.faults(problem, strategy) if fault.field == field]
+    return str(fault)
+
+
+def test_twelve_heads_on_eight_ranks(make_problem: Any, dense: Any) -> None:
+    model = replace(dense, num_attention_heads=12, num_key_value_heads=12)
+    text = _one(make_problem(model), Strategy(tensor_parallel_size=8, sequence_parallel=True), "tensor_parallel_size")
+    assert "tensor_parallel_size=8" in text
+    assert "num_attention_heads=12" in text
+    assert "nearest valid: 4" in text
+
+
+def test_key_value_heads_below_tensor_parallel(make_problem: Any, dense: Any) -> None:
+    strategy = Strategy(tensor_parallel_size=8, sequence_parallel=True)
+    assert feasibility.faults(make_problem(dense), strategy) == ()
+    text = _one(make_problem(dense, kv_heads_may_replicate=False), strategy, "tensor_parallel_size")
+    assert "num_key_value_heads=4" in text
+    assert "nearest valid: 4" in text
+
+
+def test_seven_gpus(make_problem: Any, dense: Any) -> None:
+    text = _one(make_problem(dense, gpus=7), Strategy(tensor_parallel_size=2, data_parallel_size=3), "num_gpus")
+    assert "num_gpus=7" in text
+    assert "6 or 8" in text
+
+
+def test_thirty_layers_on_four_stages_lose_none(make_problem: Any, dense: Any) -> None:
+    problem = make_problem(replace(dense, num_layers=30), gpus=4)
+    uneven = Strategy(pipeline_parallel_size=4, pipeline_layers=balanced_layers(30, 4))
+    assert feasibility.faults(problem, uneven) == ()
+    text = _one(problem, replace(uneven, pipeline_layers=(7, 7, 7, 7)), "pipeline_layers")
+    assert "sum to 28" in text
+    assert "for example 7,8,8,7" in text
+
+
+def test_all_faults_at_once(make_problem: Any, dense: Any) -> None:
+    wrong = Strategy(tensor_parallel_size=3, pipeline_parallel_size=7, zero_stage=3, micro_batch_size=5, num_recompute_layers=2)
+    fields = {fault.field for fault in feasibility.faults(make_problem(dense), wrong)}
+    assert {"num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage", "micro_batch_size"} <= fields
+    assert "num_recompute_layers" in fields
+
+
+def test_memory_says_by_how_much() -> None:
+    assert feasibility.memory_fault(2.0**30, 2.0**30) is None
+    fault = feasibility.memory_fault(3 * 2.0**30, 2 * 2.0**30)
+    assert fault is not None
+    assert "1" in fault.required.split(",")[1]
