@@ -16,10 +16,10 @@ SOURCE := autopar costmodel search runtime benchmarks tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup plan test lint fmt type bench docs check clean
+.PHONY: help setup plan test lint fmt type bench bench-accuracy bench-drift docs check clean
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 plan: .venv/stamp ## Plan: make plan MODEL=gpt-175b GPUS=256 [ARGS="--gpu a100-sxm4-80gb"]
 	@.venv/bin/autopar plan --model $(MODEL) --gpus $(GPUS) $(ARGS)
@@ -43,6 +43,12 @@ type: .venv-dev/stamp ## Check types
 
 bench: .venv-dev/stamp ## Measure: accuracy on public runs, search speed
 	@for file in benchmarks/*/run.py; do [ ! -e "$$file" ] || $(DEV)/python "$$file" || exit 1; done
+
+bench-accuracy: .venv-dev/stamp ## Score the public runs and write docs/accuracy.md
+	@$(DEV)/python -m benchmarks.accuracy.report
+
+bench-drift: .venv-dev/stamp ## Show how predictions differ from the snapshot [ARGS=--update]
+	@$(DEV)/python -m benchmarks.accuracy.drift $(ARGS)
 
 docs: .venv-dev/stamp ## Build the documentation pages that are made from the code
 	@for file in docs/*.py; do [ ! -e "$$file" ] || $(DEV)/python "$$file" || exit 1; done

@@ -19,6 +19,7 @@ from autopar.io.plan_file import read_plan, write_plan
 from autopar.request import build_problem, gather, problem_of
 
 if TYPE_CHECKING:
+    from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.cluster import ClusterSpec
     from autopar.costmodel.spec.errors import Fault
     from autopar.costmodel.spec.estimate import Estimate
@@ -41,6 +42,7 @@ class Inputs(TypedDict, total=False):
     precision: str | None
     framework: str
     memory_reserve: str | int | None
+    profile: str | Path | Calibration | None
 
 
 def plan(
@@ -95,6 +97,7 @@ def plan(
             memory_reserve_bytes=problem.memory_reserve_bytes,
             constraints=texts,
             assumptions=assumptions,
+            calibration=problem.calibration,
         ),
         search=result.summary,
         alternatives=tuple(

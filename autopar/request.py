@@ -14,6 +14,7 @@ from autopar.costmodel.spec.training import Precision, TrainingSpec, precision_n
 from autopar.costmodel.spec.units import format_bytes, format_count, parse_bytes
 
 if TYPE_CHECKING:
+    from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.framework import ExecutionProfile
     from autopar.costmodel.spec.plan import Plan
 
@@ -37,6 +38,7 @@ def build_problem(
     precision: str | None = None,
     framework: str = DEFAULT_FRAMEWORK,
     memory_reserve: str | int | None = None,
+    profile: str | Path | Calibration | None = None,
 ) -> tuple[Problem, tuple[str, ...]]:
     """The problem, and one line for each thing assumed.
 
@@ -50,6 +52,7 @@ def build_problem(
         precision: ``bf16`` (default), ``fp16``, ``fp8``, ``mxfp8``, …; see ``autopar.costmodel.spec.training.PRECISIONS``.
         framework: execution profile of the training framework.
         memory_reserve: bytes (``"4GiB"`` or a number) kept free on each GPU in place of the framework's own reserve.
+        profile: file written by ``autopar calibrate``, or its content: constants of this cluster and framework.
 
     Raises:
         InvalidInputError: with all faults of the question at once.
@@ -57,24 +60,29 @@ def build_problem(
     """
     notes: list[str] = []
     faults: list[Fault] = []
-    found_model = gather(faults, lambda: _model(model))
-    found_cluster = gather(faults, lambda: _cluster(cluster, gpus, gpu, notes))
+    found_model = gather(faults, lambda: resolve_model(model))
+    found_cluster = gather(faults, lambda: resolve_cluster(cluster, gpus, gpu, notes))
     reserve = gather(faults, lambda: _reserve(memory_reserve))
-    profile = gather(faults, lambda: _framework(framework))
+    execution = gather(faults, lambda: _framework(framework))
+    calibration = gather(faults, lambda: _calibration(profile))
     chosen = gather(faults, lambda: _precision(precision, found_cluster.device if found_cluster else None, notes))
     training = gather(faults, lambda: _training(found_model, global_batch_size, sequence_length, chosen, notes))
     raise_if(faults)
-    if not (found_model and found_cluster and profile and training):
+    if not (found_model and found_cluster and execution and training):
         raise InvalidInputError("the question is incomplete")
     if framework == DEFAULT_FRAMEWORK:
-        notes.append(f"framework: {profile.name} (overlap, kernels and memory reserve as it has them)")
-    return _problem(found_model, found_cluster, training, profile.id, reserve), tuple(notes)
+        notes.append(f"framework: {execution.name} (overlap, kernels and memory reserve as it has them)")
+    problem = _problem(found_model, found_cluster, training, execution.id, reserve)
+    if calibration is not None:
+        problem = _calibrated(problem, calibration, notes)
+    return problem, tuple(notes)
 
 
 def problem_of(plan: Plan) -> Problem:
     """The problem that ``plan`` answers, from its own inputs."""
     inputs = plan.inputs
-    return _problem(inputs.model, inputs.cluster, inputs.training, inputs.framework, inputs.memory_reserve_bytes)
+    problem = _problem(inputs.model, inputs.cluster, inputs.training, inputs.framework, inputs.memory_reserve_bytes)
+    return problem if inputs.calibration is None else _calibrated(problem, inputs.calibration, [])
 
 
 def _problem(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, framework: str, reserve: float | None) -> Problem:
@@ -93,6 +101,38 @@ def _problem(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, fra
     )
 
 
+def _calibration(profile: str | Path | Calibration | None) -> Calibration | None:
+    if not isinstance(profile, str | Path):
+        return profile
+    from autopar.io.profile_file import read_calibration
+
+    return read_calibration(profile)
+
+
+def _calibrated(problem: Problem, calibration: Calibration, notes: list[str]) -> Problem:
+    """``problem`` with the profile's constants, and a note of what they are and how many are of other machines.
+
+    Raises:
+        InvalidInputError: the profile has constants, and none of them is of this device, cluster or framework.
+    """
+    from autopar.costmodel.constants import calibrated, concerns
+
+    mine = [constant for constant in calibration.constants if concerns(problem, constant)]
+    if calibration.constants and not mine:
+        given = f"{', '.join(calibration.devices)} under {', '.join(calibration.frameworks)}"
+        asked = f"{problem.cluster.device.id} in {problem.cluster.id} under {problem.framework.id}"
+        raise InvalidInputError(
+            Fault(field="profile", given=given, required=f"calibrated on other machines than {asked}", fix="leave --profile out")
+        )
+    if not calibration.constants:
+        notes.append("profile: its rows did not improve on the catalog's constants, which are used")
+        return calibrated(problem, calibration)
+    others = len(calibration.constants) - len(mine)
+    aside = f"; {others} of other devices, links or frameworks left aside" if others else ""
+    notes.append(f"profile: {len(mine)} constants calibrated on {calibration.rows} measured rows{aside}")
+    return calibrated(problem, calibration)
+
+
 def gather(faults: list[Fault], read: Callable[[], T]) -> T | None:
     """What ``read`` returns, or None after keeping its faults, so that a question's faults are all told at once."""
     try:
@@ -102,7 +142,8 @@ def gather(faults: list[Fault], read: Callable[[], T]) -> T | None:
         return None
 
 
-def _model(model: str | Path | ModelSpec) -> ModelSpec:
+def resolve_model(model: str | Path | ModelSpec) -> ModelSpec:
+    """The model that a catalog name, a path or a spec means; raises as :func:`build_problem`."""
     if isinstance(model, ModelSpec):
         return model
     from autopar.catalog.models import model_names
@@ -128,7 +169,8 @@ def _is_there(name: str | Path) -> bool:
         return False
 
 
-def _cluster(cluster: str | Path | ClusterSpec | None, gpus: int | None, gpu: str | None, notes: list[str]) -> ClusterSpec:
+def resolve_cluster(cluster: str | Path | ClusterSpec | None, gpus: int | None, gpu: str | None, notes: list[str]) -> ClusterSpec:
+    """The cluster that the flags mean, with a note of what was left unsaid; raises as :func:`build_problem`."""
     from autopar.catalog import hardware
 
     if isinstance(cluster, ClusterSpec):

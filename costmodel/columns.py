@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,8 @@ class StrategyColumns:
     def strategy(self, row: int) -> Strategy:
         """Row ``row`` as a :class:`Strategy`."""
         values = {
-            name: _CODED[name][int(getattr(self, name)[row])] if name in _CODED else getattr(self, name)[row].item() for name in COLUMN_NAMES
+            name: _CODED[name][int(getattr(self, name)[row])] if name in _CODED else getattr(self, name)[row].item()
+            for name in COLUMN_NAMES
         }
         return Strategy(**values, pipeline_layers=self.pipeline_layers[row] if self.pipeline_layers else ())
 
@@ -118,9 +119,10 @@ def stack(rows: Sequence[Record]) -> Record:
 def gather(record: Record, rows: npt.NDArray[np.int64]) -> Record:
     """The given rows of a record of columns; scalars (0-d arrays) stand for every row and stay as they are."""
     values = {}
-    for name in _names(type(record)):
-        part = getattr(record, name)
-        if isinstance(part, np.ndarray | np.generic):
+    kind: Any = type(record)
+    for name in _names(kind):
+        part: Any = getattr(record, name)
+        if not is_dataclass(part):
             values[name] = part[rows] if part.ndim else part
         else:
             values[name] = gather(part, rows)
@@ -130,9 +132,10 @@ def gather(record: Record, rows: npt.NDArray[np.int64]) -> Record:
 def trailing(record: Record) -> Record:
     """A record of columns with one more axis at the end, to broadcast over ranks; scalars (0-d arrays) stay as they are."""
     values = {}
-    for name in _names(type(record)):
-        part = getattr(record, name)
-        if isinstance(part, np.ndarray | np.generic):
+    kind: Any = type(record)
+    for name in _names(kind):
+        part: Any = getattr(record, name)
+        if not is_dataclass(part):
             values[name] = part[..., np.newaxis] if part.ndim else part
         else:
             values[name] = trailing(part)
@@ -140,5 +143,5 @@ def trailing(record: Record) -> Record:
 
 
 @cache
-def _names(record_type: type) -> tuple[str, ...]:
+def _names(record_type: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(record_type))

@@ -138,10 +138,11 @@ class Inputs:
     def of(cls, problem: Problem) -> Inputs:
         """The constants of ``problem`` as 0-d arrays."""
         cluster, linear = problem.cluster, problem.training.precision.linear
+        flash2 = problem.framework.portable_attention
         return cls(
             model=ModelColumns.of(problem.model),
-            device=DeviceColumns.of(cluster.device, problem.hardware, linear),
-            wide_device=DeviceColumns.of(cluster.device, problem.hardware, wide_type(linear)),
+            device=DeviceColumns.of(cluster.device, problem.hardware, linear, flash2=flash2),
+            wide_device=DeviceColumns.of(cluster.device, problem.hardware, wide_type(linear), flash2=flash2),
             links=LinkColumns.of(cluster, problem.links),
             training=TrainingColumns.of(problem.training, problem.framework),
             framework=FrameworkColumns.of(problem.framework, memory_reserve_bytes=problem.memory_reserve_bytes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .spec.calibration import Calibration
 from .spec.cluster import ClusterSpec
 from .spec.framework import ExecutionProfile
 from .spec.hardware import HardwareProfile, LinkProfile
@@ -26,3 +27,5 @@ class Problem:
     hardware: HardwareProfile
     links: tuple[LinkProfile, ...]
     memory_reserve_bytes: float | None = None
+    calibration: Calibration | None = None
+    """Where some of the constants come from: measured steps of this cluster, for the provenance."""

@@ -204,7 +204,8 @@ def stage_groups(inputs: Inputs, strategies: StrategyColumns, *, simulate: bool 
     costs, index = _shared_layer_costs(inputs, strategies)
     for rows in _pipeline_groups(inputs, strategies):
         members = strategies.take(rows)
-        yield _stage_costs(gather(inputs, rows) if inputs.num_gpus.ndim else inputs, members, gather(costs, index[rows]), rows, simulate=simulate)
+        own = gather(inputs, rows) if inputs.num_gpus.ndim else inputs
+        yield _stage_costs(own, members, gather(costs, index[rows]), rows, simulate=simulate)
 
 
 _LAYER_KEY = (
@@ -217,12 +218,20 @@ def _shared_layer_costs(inputs: Inputs, strategies: StrategyColumns) -> tuple[La
     """Layer costs once for every distinct combination of the sizes they depend on, and each strategy's row in them."""
     if inputs.num_gpus.ndim:
         return layer_costs(inputs, strategies), np.arange(len(strategies))
-    key = np.zeros(len(strategies), dtype=np.int64)
-    for name in _LAYER_KEY:
-        values, codes = np.unique(getattr(strategies, name), return_inverse=True)
-        key = key * len(values) + codes
-    _, first, index = np.unique(key, return_index=True, return_inverse=True)
+    first, index = _distinct(strategies, _LAYER_KEY)
     return layer_costs(inputs, strategies.take(first)), index
+
+
+def _distinct(strategies: StrategyColumns, names: tuple[str, ...]) -> tuple[Ints, Ints]:
+    """A row for each distinct combination of the named columns, and for each strategy its place among them."""
+    key = np.zeros(len(strategies), dtype=np.int64)
+    for name in names:
+        column = getattr(strategies, name)
+        key = key * (int(column.max(initial=0)) + 1) + column
+        if key.max(initial=0) > 2**31:
+            _, key = np.unique(key, return_inverse=True)
+    _, first, index = np.unique(key, return_index=True, return_inverse=True)
+    return first, index
 
 
 def _pipeline_groups(inputs: Inputs, strategies: StrategyColumns) -> Iterator[Ints]:
@@ -269,9 +278,9 @@ def _stage_costs(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts,
     makespan, exact = makespan_seconds(schedule, p, v, count, forward, backward, weight, simulate=simulate)
     on_rank = np.zeros((p, p * v))
     on_rank[list(ranks), np.arange(len(ranks)) % (p * v)] = 1
-    dense_params, expert_params = _rank_parameters(inputs, costs, dense, moe, on_rank)
-    states = _rank_states(inputs, strategies, costs, dense_params, expert_params)
-    data, optimizer = _tail_seconds(inputs, strategies, costs, dense_params, expert_params, forward @ on_rank.T, (backward + weight) @ on_rank.T)
+    held = _held_by_ranks(inputs, strategies, costs, dense, moe, on_rank)
+    states, optimizer = held.states, held.optimizer_seconds
+    data = _exposed_data_seconds(inputs, costs, held, forward @ on_rank.T, (backward + weight) @ on_rank.T)
     activations, in_flight = _rank_activations(inputs, strategies, costs, dense, moe, on_rank, schedule, count)
     last = on_rank[:, -1]
     buffers = memory.gathered_bytes(inputs, strategies, costs.local)
@@ -303,7 +312,7 @@ def _stage_costs(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts,
         num_microbatches=count + 0 * makespan,
         data_seconds=data,
         optimizer_seconds=optimizer,
-        parameters=dense_params + expert_params,
+        parameters=held.parameters,
         states=states,
         activations=activations,
         in_flight=in_flight,
@@ -451,27 +460,44 @@ def _without_early_gradients(
     return replace(states, gradients=gradients), np.where(fresh & ~early, 0.0, activations)
 
 
-def _tail_seconds(
-    inputs: Inputs,
-    strategies: StrategyColumns,
-    costs: LayerCosts,
-    dense: Floats,
-    expert: Floats,
-    forward: Floats,
-    backward: Floats,
-) -> tuple[Floats, Floats]:
-    """Exposed data-parallel communication and optimizer seconds of each rank.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """rows x ranks: what the parameters of each pipeline rank cost outside the micro-batches."""
 
-    The gradient reduction hides behind the last micro-batch's backward, and rank r finishes before the ranks below it,
-    whose backward passes it also hides behind; the parameter gather of ZeRO-1 and 2 hides behind the first forward the same way.
-    """
-    framework = inputs.framework
+    parameters: Floats
+    states: StateBytes
+    reduction_seconds: Floats
+    """Gradient reduction at the end of the step; none under ZeRO-3, which reduces on every micro-batch."""
+    gather_seconds: Floats
+    """Parameter gather of ZeRO-1 and 2."""
+    optimizer_seconds: Floats
+
+
+_HOLDING_KEY = (
+    "tensor_parallel_size", "context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size",
+    "zero_stage", "shard_group_size",
+)  # fmt: skip
+_WORTH_SHARING = 256
+"""Below so many strategies, finding the distinct ones takes longer than computing them all."""
+
+
+def _held_by_ranks(
+    inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, dense: Ints, moe: Ints, on_rank: Floats
+) -> Holdings:
+    """Computed once for every distinct combination of the sizes it depends on, whatever the micro-batch and the recomputation."""
+    if inputs.num_gpus.ndim or len(strategies) < _WORTH_SHARING:
+        return _holdings(inputs, strategies, costs, dense, moe, on_rank)
+    first, index = _distinct(strategies, _HOLDING_KEY)
+    return gather(_holdings(inputs, strategies.take(first), gather(costs, first), dense, moe, on_rank), index)
+
+
+def _holdings(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, dense: Ints, moe: Ints, on_rank: Floats) -> Holdings:
+    dense_params, expert_params = _rank_parameters(inputs, costs, dense, moe, on_rank)
     training, links = trailing(inputs.training), trailing(inputs.links)
     stage = _column(strategies.zero_stage)
-    ranks = dense.shape[1]
     reduce, gathers, shards = [], [], []
-    grids = ((dense, costs.groups.data), (expert, costs.groups.expert_data))
-    for parameters, placed in grids if np.any(expert) else grids[:1]:
+    grids = ((dense_params, costs.groups.data), (expert_params, costs.groups.expert_data))
+    for parameters, placed in grids if np.any(expert_params) else grids[:1]:
         group = trailing(placed)
         gradients = parameters * training.gradient_reduce_bytes
         reduced = reduce_scatter_seconds(gradients, group, links)
@@ -481,14 +507,27 @@ def _tail_seconds(
         gathers.append(np.where(stage == 0, 0, all_gather_seconds(parameters * training.parameter_gather_bytes, group, links)))
         shards.append(parameters / np.where(stage >= 1, group.size, 1))
     in_step = np.where(stage == 3, 0.0, 1.0)
+    return Holdings(
+        parameters=dense_params + expert_params,
+        states=_rank_states(inputs, strategies, costs, dense_params, expert_params),
+        reduction_seconds=sum(reduce[1:], start=reduce[0]) * in_step,
+        gather_seconds=sum(gathers[1:], start=gathers[0]) * in_step,
+        optimizer_seconds=_optimizer_seconds(inputs, sum(shards[1:], start=shards[0])),
+    )
+
+
+def _exposed_data_seconds(inputs: Inputs, costs: LayerCosts, held: Holdings, forward: Floats, backward: Floats) -> Floats:
+    """Exposed data-parallel communication of each rank, rows x ranks.
+
+    The gradient reduction hides behind the last micro-batch's backward, and rank r finishes before the ranks below it,
+    whose backward passes it also hides behind; the parameter gather of ZeRO-1 and 2 hides behind the first forward the same way.
+    """
+    framework, ranks = inputs.framework, forward.shape[1]
     slack_forward = np.cumsum(forward, axis=1) - forward
     slack_backward = np.cumsum(backward, axis=1) - backward
-    reduction = sum(reduce[1:], start=reduce[0]) * in_step
-    gather_time = sum(gathers[1:], start=gathers[0]) * in_step
-    exposed = _exposed(reduction, _column(framework.data_overlap), backward, slack_backward)
-    exposed = exposed + _exposed(gather_time, _column(framework.param_gather_overlap), forward, slack_forward)
-    exposed = exposed + _column(_tied_embedding_seconds(inputs, costs)) * np.isin(np.arange(ranks), [0, ranks - 1])
-    return exposed, _optimizer_seconds(inputs, sum(shards[1:], start=shards[0]))
+    exposed = _exposed(held.reduction_seconds, _column(framework.data_overlap), backward, slack_backward)
+    exposed = exposed + _exposed(held.gather_seconds, _column(framework.param_gather_overlap), forward, slack_forward)
+    return exposed + _column(_tied_embedding_seconds(inputs, costs)) * np.isin(np.arange(ranks), [0, ranks - 1])
 
 
 def _exposed(seconds: Floats, overlap: Floats, own: Floats, slack: Floats) -> Floats:

@@ -56,7 +56,7 @@ def search(
         evaluated=sweep.evaluated,
         rejected=dict(sorted(sweep.rejected.items())),
         method="exhaustive",
-        optimality=_optimality(stopped, lifted),
+        optimality=_optimality(sweep, stopped, lifted),
     )
     refused = sweep.space.last_refused if not sweep.evaluated else []
     return SearchResult(
@@ -88,9 +88,12 @@ def _sweep(
     return sweep, False
 
 
-def _optimality(stopped: bool, lifted: Sequence[str]) -> str:
-    text = "interrupted: the best of the strategies evaluated so far" if stopped else PROVEN
-    return f"{text}, without {', '.join(lifted)} since nothing fits otherwise" if lifted else text
+def _optimality(sweep: Sweep, stopped: bool, lifted: Sequence[str]) -> str:
+    if stopped:
+        return "interrupted: the best of the strategies evaluated so far" if sweep.has_found else "interrupted: nothing fitted so far"
+    if not lifted:
+        return PROVEN
+    return f"{PROVEN}, without {', '.join(lifted)}: with {'it' if len(lifted) == 1 else 'them'} nothing fits"
 
 
 def _ranked(problem: Problem, found: Candidates | None) -> tuple[Ranked, ...]:

@@ -82,22 +82,28 @@ def framework_profile_id(text: str) -> str:
     raise UnscorableError(f"no execution profile describes framework {text!r}")
 
 
-def case_of(run: Run) -> Case | Skipped:
-    """The problem and strategy of ``run``, or the reason why there is none."""
+def case_of(run: Run, *, model: ModelSpec | None = None, machines: ClusterSpec | None = None) -> Case | Skipped:
+    """The problem and strategy of ``run``, or the reason why there is none.
+
+    Args:
+        run: what was measured.
+        model: taken in place of the model that the row describes.
+        machines: taken in place of the cluster that the row describes.
+    """
     try:
-        return _case(run)
+        return _case(run, model, machines)
     except UnscorableError as error:
         return Skipped(run_id=run.run_id, reason=str(error))
     except AutoparError as error:
         return Skipped(run_id=run.run_id, reason=str(error).replace("\n", "; "))
 
 
-def _case(run: Run) -> Case:
+def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Case:
     notes: list[str] = []
     _require(run)
-    spec = _model(run, notes)
+    spec = model or _model(run, notes)
     profile = framework(framework_profile_id(run.framework)) if run.framework else framework("megatron-core")
-    machines = _cluster(run, notes)
+    machines = machines or _cluster(run, notes)
     precision = precision_named(_precision(run, machines, notes))
     training = TrainingSpec(
         global_batch_size=_known(run.global_batch_size), sequence_length=_known(run.sequence_length), precision=precision

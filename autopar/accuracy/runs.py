@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError
+from autopar.costmodel.spec.strategy import PipelineSchedule
 
 MAX_FILE_BYTES = 200 * 2**20
-REQUIRED_COLUMNS = ("num_layers", "hidden_size", "sequence_length", "global_batch_size", "device", "num_gpus")
+REQUIRED_COLUMNS = (
+    "device", "num_gpus", "sequence_length", "global_batch_size", "tensor_parallel_size", "pipeline_parallel_size",
+)  # fmt: skip
+"""What no row can be scored without; a table that lacks one has every row skipped, and says which."""
+MEASUREMENTS = ("step_time_seconds", "tokens_per_second_per_gpu", "peak_memory_gb", "out_of_memory")
+"""At least one of these is needed."""
+LARGEST = 1e9
+"""Above any size, batch or measurement of a run, and small enough to compute with."""
+SMALLEST_MEASUREMENT = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +74,12 @@ class Run:
     multi_latent_attention: bool | None = None
     tied_embeddings: bool | None = None
     sequence_parallel: bool | None = None
+    out_of_memory: bool | None = None
+    """Whether the run ended for want of memory; blank where the table does not say."""
 
 
+_NAMES = tuple(f.name for f in fields(Run))
+_CHOICES = {"pipeline_schedule": tuple(kind.value for kind in PipelineSchedule)}
 _TEXT = frozenset(f.name for f in fields(Run) if f.type == "str")
 _WHOLE = frozenset(f.name for f in fields(Run) if f.type == "int | None")
 _REAL = frozenset(f.name for f in fields(Run) if f.type == "float | None")
@@ -83,17 +96,18 @@ class Skipped:
 
 
 def read_runs(path: Path) -> tuple[tuple[Run, ...], tuple[Skipped, ...]]:
-    """The rows of a CSV file, and those whose fields could not be read.
+    """The rows of a CSV file, and those that could not be read, with the reason.
 
     Raises:
-        InvalidInputError: no such file, not text, or columns that every row needs are missing.
+        InvalidInputError: no such file, too large, not text in UTF-8, or not CSV.
     """
-    rows = _rows(path)
+    columns, rows = _rows(path)
+    fault = _table_fault(columns)
     runs: list[Run] = []
     skipped: list[Skipped] = []
     for number, row in enumerate(rows, start=2):
         run_id = (row.get("run_id") or "").strip() or f"line {number}"
-        parsed = _parse(run_id, row)
+        parsed = Skipped(run_id=run_id, reason=fault) if fault else _parse(run_id, row)
         if isinstance(parsed, Run):
             runs.append(parsed)
         else:
@@ -101,33 +115,39 @@ def read_runs(path: Path) -> tuple[tuple[Run, ...], tuple[Skipped, ...]]:
     return tuple(runs), tuple(skipped)
 
 
-def _rows(path: Path) -> list[dict[str, str | None]]:
+def _rows(path: Path) -> tuple[list[str], list[dict[str, str | None]]]:
+    """Header and rows of the file."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidInputError(Fault(field=str(path), given="", required=f"a table of at most {MAX_FILE_BYTES >> 20} MiB"))
+            raise InvalidInputError(_unreadable(path, f"a table of at most {MAX_FILE_BYTES >> 20} MiB"))
         text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InvalidInputError(Fault(field=str(path), given="", required=f"a readable CSV file ({error.strerror})")) from None
-    except UnicodeDecodeError:
-        raise InvalidInputError(Fault(field=str(path), given="", required="a CSV file in UTF-8")) from None
-    reader = csv.DictReader(io.StringIO(text))
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError, and so is what is not UTF-8
+        if isinstance(error, InvalidInputError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise InvalidInputError(_unreadable(path, f"a readable CSV file is needed ({reason})")) from None
+    reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
         columns = [name.strip() for name in reader.fieldnames or ()]
         reader.fieldnames = columns
-        rows = list(reader)
+        return columns, list(reader)
     except csv.Error as error:
-        raise InvalidInputError(Fault(field=str(path), given="", required=f"a CSV file ({error})")) from None
+        raise InvalidInputError(_unreadable(path, f"a CSV file is needed ({error})")) from None
+
+
+def _unreadable(path: Path, required: str) -> Fault:
+    return Fault(field="runs", given=repr(str(path)), required=required)
+
+
+def _table_fault(columns: Sequence[str]) -> str:
+    """Why no row of a table with these columns can be scored; "" where one may."""
     missing = [name for name in REQUIRED_COLUMNS if name not in columns]
-    if "step_time_seconds" not in columns and "tokens_per_second_per_gpu" not in columns and "peak_memory_gb" not in columns:
-        missing.append("step_time_seconds (or tokens_per_second_per_gpu, or peak_memory_gb)")
+    if not any(name in columns for name in MEASUREMENTS):
+        missing.append(f"one of {', '.join(MEASUREMENTS)}")
     if missing:
-        raise InvalidInputError(
-            [
-                Fault(field=f"{path}", given="", required=f"column {name} is missing", fix="docs/accuracy.md lists the columns")
-                for name in missing
-            ]
-        )
-    return rows
+        return f"the table has no column {', '.join(missing)}"
+    twice = sorted({name for name in columns if name in _NAMES and columns.count(name) > 1})
+    return f"the table has two columns {', '.join(twice)}" if twice else ""
 
 
 def _parse(run_id: str, row: Mapping[str, str | None]) -> Run | Skipped:
@@ -135,15 +155,17 @@ def _parse(run_id: str, row: Mapping[str, str | None]) -> Run | Skipped:
     faults = []
     if None in row:
         return Skipped(run_id=run_id, reason="more fields than the header has columns")
-    for name in (f.name for f in fields(Run) if f.name != "run_id"):
+    for name in _NAMES[1:]:
         text = (row.get(name) or "").strip()
         if name in _TEXT:
+            if name in _CHOICES and text and text not in _CHOICES[name]:
+                faults.append(f"{name}={_excerpt(text)} is not one of {', '.join(_CHOICES[name])}")
             values[name] = text
             continue
         try:
             values[name] = _value(name, text)
         except ValueError as error:
-            faults.append(f"{name}={text!r} {error}")
+            faults.append(f"{name}={_excerpt(text)} {error}")
     if faults:
         return Skipped(run_id=run_id, reason="; ".join(faults))
     return Run(**values)  # type: ignore[arg-type]
@@ -165,10 +187,17 @@ def _value(name: str, text: str) -> int | float | bool | None:
         number = float(text)
     except ValueError:
         raise ValueError("is not a number") from None
-    if not 0 <= number < 1e15:
-        raise ValueError("is not a positive finite number")
     if name in _REAL:
+        if not SMALLEST_MEASUREMENT <= number <= LARGEST:
+            raise ValueError(f"is not from {SMALLEST_MEASUREMENT:g} to {LARGEST:g}")
         return number
+    if not 0 <= number <= LARGEST:
+        raise ValueError(f"is not from 0 to {LARGEST:g}")
     if number != int(number):
         raise ValueError("is not a whole number")
     return int(number)
+
+
+def _excerpt(text: str) -> str:
+    """``text`` in quotes, cut where it is long."""
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "frameworks"
 @cache
 def framework_names() -> tuple[str, ...]:
     """Every profile's id, sorted."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml") if not path.stem.startswith("_")))
 
 
 @cache

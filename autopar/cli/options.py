@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., object])
 
-INPUT_NAMES = ("cluster", "gpus", "gpu", "global_batch_size", "sequence_length", "precision", "framework", "memory_reserve")
+INPUT_NAMES = ("cluster", "gpus", "gpu", "global_batch_size", "sequence_length", "precision", "framework", "memory_reserve", "profile")
 STRATEGY_NAMES = (
     "tp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp", "mbs", "zero", "sp", "recompute", "recompute_layers", "schedule",
 )  # fmt: skip
@@ -68,6 +68,7 @@ def input_options(*, required: bool) -> Callable[[F], F]:
                 help="What runs the plan: its overlap, kernels and memory.",
             ),
             click.option("--memory-reserve", metavar="SIZE", help="Memory kept free on each GPU, e.g. 4GiB.  [default: the framework's]"),
+            click.option("--profile", metavar="FILE", help="Constants that `autopar calibrate` found.  [default: the catalog's]"),
         ]
     )  # fmt: skip
 

@@ -41,27 +41,30 @@ def _device(name: str, field: str, low: float, high: float, *families: str) -> t
 
 
 _A100_FAMILIES = ("paper-kort", "paper-meg21_T1", "paper-meg21_T2", "vtrain1", "vtrainN")
+_PASSES = {"elementwise_forward_passes": (0.8, 4.0), "elementwise_backward_passes": (0.8, 4.0)}
+_OVERHEAD = {"step_overhead_fraction": (0.0, 0.1)}
+_MODERN = {
+    **_PASSES,
+    **_OVERHEAD,
+    "kernels_per_layer_forward": (10.0, 80.0),
+    "kernels_per_expert_layer": (0.0, 400.0),
+    "tensor_overlap_forward": (0.0, 1.0),
+    "expert_overlap": (0.0, 1.0),
+    "pipeline_overlap": (0.0, 1.0),
+}
 
 CONSTANTS: dict[str, tuple[Constant, ...]] = {
-    "one H200": _of(
-        "pytorch-eager",
-        elementwise_forward_passes=(0.8, 2.5),
-        elementwise_backward_passes=(0.8, 3.5),
-        loss_passes=(3, 40),
-    ),
-    "one H200, transformers": _of(
-        "transformers",
-        elementwise_forward_passes=(0.8, 4),
-        elementwise_backward_passes=(0.8, 6),
-        loss_passes=(3, 60),
-    ),
-    "A100, Megatron of 2021 and 2022": _device("a100-sxm4-80gb", "gemm_efficiency", 0.7, 0.95, *_A100_FAMILIES)
-    + _of("megatron-2022", tensor_overlap_backward=(0, 1), fused_gradient_accumulation=(0, 1), step_overhead_fraction=(0, 0.05))
-    + _of("megatron-2021", tensor_overlap_backward=(0, 1), data_overlap=(0, 1), score_passes=(0.5, 3), step_overhead_fraction=(0, 0.05))
+    "one H200": _of("pytorch-eager", **_PASSES, loss_passes=(3, 40)),
+    "one H200, transformers": _of("transformers", **_PASSES, loss_passes=(3, 60), kernels_per_layer_forward=(10, 200)),
+    "Megatron of 2019 to 2022": _device("a100-sxm4-80gb", "gemm_efficiency", 0.78, 0.95, *_A100_FAMILIES)
+    + _device("v100-sxm2-32gb", "gemm_efficiency", 0.4, 0.9, "bs-v100", "paper-meg19")
+    + _device("v100-sxm2-16gb", "gemm_efficiency", 0.4, 0.9, "bs-v100", "dlperf")
+    + _of("megatron-2019", data_overlap=(0, 1), score_passes=(0.5, 4), **_OVERHEAD)
+    + _of("megatron-2022", tensor_overlap_backward=(0, 1), fused_gradient_accumulation=(0, 1), **_OVERHEAD)
+    + _of("megatron-2021", tensor_overlap_backward=(0, 1), data_overlap=(0, 1), score_passes=(0.5, 4), **_OVERHEAD)
     + _of(
         "megatron-vtrain",
-        elementwise_forward_passes=(0.5, 3),
-        elementwise_backward_passes=(0.5, 3),
+        **_PASSES,
         score_passes=(0.3, 4),
         kernels_per_layer_forward=(5, 300),
         kernels_per_layer_backward=(5, 500),
@@ -72,62 +75,46 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
         step_overhead_seconds=(0, 0.1),
         straggler_fraction_per_doubling=(0, 0.02),
     ),
-    "V100": _device("v100-sxm2-32gb", "gemm_efficiency", 0.5, 0.95, "bs-v100", "paper-meg19")
-    + _device("v100-sxm2-16gb", "gemm_efficiency", 0.5, 0.95, "bs-v100", "dlperf")
-    + _of("megatron-2019", data_overlap=(0, 1), score_passes=(0.5, 4), step_overhead_fraction=(0, 0.15)),
     "Megatron-DeepSpeed": _of(
         "megatron-deepspeed",
-        gemm_share=(0.6, 1.2),
+        gemm_share=(0.6, 1.1),
         fused_gradient_accumulation=(0, 1),
         kernels_per_layer_forward=(5, 300),
         data_overlap=(0, 1),
         score_passes=(0.5, 4),
         loss_passes=(1, 40),
-        step_overhead_fraction=(0, 0.15),
+        **_OVERHEAD,
     ),
     "DeepSpeed ZeRO-3": _of("deepspeed", gemm_share=(0.5, 1.1), sharded_overlap=(0, 1), sharded_bandwidth_share=(0.03, 1)),
     "FSDP": _of(
         "fsdp",
+        **_PASSES,
+        **_OVERHEAD,
         gemm_share=(0.6, 1.1),
         attention_share=(0.3, 1.1),
-        elementwise_forward_passes=(0.8, 4),
-        elementwise_backward_passes=(0.8, 4),
         sharded_overlap=(0, 1),
         sharded_bandwidth_share=(0.1, 1),
-        step_overhead_fraction=(0, 0.1),
     ),
-    "torchtitan": _of(
-        "torchtitan",
-        attention_share=(0.3, 1.1),
-        elementwise_forward_passes=(0.8, 4),
-        elementwise_backward_passes=(0.8, 4),
-        sharded_overlap=(0, 1),
-        tensor_overlap_forward=(0, 1),
-    )
+    "torchtitan": _of("torchtitan", **_PASSES, attention_share=(0.3, 1.1), sharded_overlap=(0, 1), tensor_overlap_forward=(0, 1))
     + _device("h100-sxm5-96gb-hbm2e", "gemm_efficiency", 0.4, 0.8, "torchtitan"),
-    "InternEvo": _of("internevo", gemm_share=(0.6, 1.1), tensor_overlap_forward=(0, 1), step_overhead_fraction=(0, 0.15)),
+    "InternEvo": _of("internevo", gemm_share=(0.6, 1.1), tensor_overlap_forward=(0, 1), **_OVERHEAD),
     "Megatron-Core": _of(
         "megatron-core",
+        **_MODERN,
         attention_share=(0.4, 1.1),
-        elementwise_forward_passes=(0.5, 3),
-        elementwise_backward_passes=(0.5, 3),
-        tensor_overlap_forward=(0, 1),
         tensor_overlap_backward=(0, 1),
         data_overlap=(0, 1),
         param_gather_overlap=(0, 1),
-        pipeline_overlap=(0, 1),
-        expert_overlap=(0, 1),
-        kernels_per_layer_forward=(5, 150),
-        kernels_per_expert_layer=(0, 300),
         fused_gradient_accumulation=(0, 1),
-        step_overhead_fraction=(0, 0.1),
     )
-    + _of("megatron-bridge-25", elementwise_forward_passes=(0.5, 3), elementwise_backward_passes=(0.5, 3), kernels_per_layer_forward=(5, 150), kernels_per_expert_layer=(0, 500), expert_overlap=(0, 1))
-    + _of("megatron-bridge-26", elementwise_forward_passes=(0.5, 3), elementwise_backward_passes=(0.5, 3), kernels_per_layer_forward=(5, 150), kernels_per_expert_layer=(0, 500), expert_overlap=(0, 1))
-    + _device("h100-sxm5-80gb", "gemm_efficiency", 0.5, 0.8, "dgxc", "mbridge")
-    + _device("h100-sxm5-80gb", "fp8_efficiency", 0.4, 0.8, "dgxc", "mbridge", "nemo2407", "mlperf")
+    + _of("megatron-bridge-25", **_MODERN)
+    + _of("megatron-bridge-26", **_MODERN)
+    + _device("h100-sxm5-80gb", "gemm_efficiency", 0.6, 0.75, "dgxc", "mbridge")
+    + _device("h100-sxm5-80gb", "fp8_efficiency", 0.5, 0.8, "dgxc", "mbridge", "nemo2407", "mlperf-gpt3", "mlperf-llama31-405b")
     + _device("gb200-nvl72", "gemm_efficiency", 0.4, 0.8, "dgxc", "mbridge")
     + _device("gb200-nvl72", "fp8_efficiency", 0.4, 0.8, "dgxc", "mbridge")
+    + _device("gb300-nvl72", "gemm_efficiency", 0.4, 0.8, "mbridge")
     + _device("gb300-nvl72", "fp8_efficiency", 0.4, 0.8, "mbridge")
+    + _device("b200-sxm", "gemm_efficiency", 0.4, 0.8, "mbridge")
     + _device("b200-sxm", "fp8_efficiency", 0.4, 0.8, "mbridge"),
 }

@@ -23,6 +23,8 @@ class ExecutionProfile:
     # kernels
     fused_attention: bool
     """Flash attention: nothing of size s x s is kept or moved."""
+    portable_attention: bool
+    """Fused attention runs in the portable FlashAttention-2 kernels, slower than the vendor's on Hopper and later."""
     dropout: bool
     elementwise_forward_passes: float
     """Bytes the memory-bound operators of a layer move forward, over the least that unfused operators must move."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .calibration import Calibration
 from .cluster import ClusterSpec
 from .estimate import Estimate
 from .model import ModelSpec
@@ -28,6 +29,8 @@ class PlanInputs:
     """``tp=8``, ``max tp=8``, ``forbid cp``: as the user gave them."""
     assumptions: tuple[str, ...]
     """What the user left unsaid and autopar filled in."""
+    calibration: Calibration | None = None
+    """The profile file that was asked for, whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

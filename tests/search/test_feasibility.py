@@ -60,7 +60,7 @@ def problems(make_problem: Any, dense: Any, experts: Any) -> dict[str, Problem]:
             zero_stages_with_pipeline=(0,),
             expert_tensor_parallel=False,
             schedules=(),
-        ),  # fmt: skip
+        ),
         "low-precision": make_problem(dense, precision="fp8", batch=12, length=96, schedules=tuple(PipelineSchedule)),
     }
 

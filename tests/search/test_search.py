@@ -221,3 +221,13 @@ def test_smallest_cluster(make_problem: Any, dense: Any) -> None:
     assert smaller
     assert all(search(on(size)).best is None for size in smaller)
     assert smallest_cluster(make_problem(dense, memory=1e6)) is None
+
+
+def test_a_full_pool_is_thinned_without_loss(make_problem: Any, experts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem(experts, schedules=tuple(PipelineSchedule))
+    whole = search(problem, top=6)
+    monkeypatch.setattr("autopar.search.exhaustive._POOL_ROWS", 10)
+    monkeypatch.setattr("autopar.search.space.ROWS_PER_SLICE", 64)
+    thinned = search(problem, top=6)
+    assert [row.strategy for row in thinned.ranked] == [row.strategy for row in whole.ranked]
+    assert thinned.summary == whole.summary

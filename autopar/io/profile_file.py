@@ -1,0 +1,71 @@
+"""Profile files: what ``autopar calibrate`` writes and ``--profile`` reads, a versioned JSON document."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from autopar.costmodel.constants import unknown_constants
+from autopar.costmodel.spec.calibration import CALIBRATION_SCHEMA_VERSION, Calibration
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnsupportedVersionError, raise_if
+
+from .codec import from_json_as, load_json, to_json
+from .files import read_bytes, write_text
+
+KIND = "calibration"
+
+
+def dump_calibration(calibration: Calibration) -> str:
+    """``calibration`` as the text of a profile file."""
+    return to_json(calibration)
+
+
+def parse_calibration(text: str | bytes) -> Calibration:
+    """The calibration in the text of a profile file; the inverse of :func:`dump_calibration`.
+
+    Raises:
+        UnsupportedVersionError: another major version of the format.
+        InvalidInputError: not such a file; has every fault with its path.
+    """
+    document = load_json(text)
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        fix = "`autopar calibrate … -o profile.json` writes one"
+        raise InvalidInputError(Fault(field="$.kind", given="", required=f'a profile file says "kind": "{KIND}"', fix=fix))
+    _check_version(document.get("schema_version"))
+    found = from_json_as(Calibration, text)
+    wrong = [
+        Fault(
+            field=f"$.constants[{found.constants.index(constant)}]",
+            given=f"{constant.owner.value} {constant.field} = {constant.value:g}",
+            required="not a constant that is fitted, or out of its range",
+            fix="calibrate again with this release",
+        )
+        for constant in unknown_constants(found.constants)
+    ]
+    raise_if(wrong)
+    if found.rows < 1 or not all(math.isfinite(error) and error >= 0 for error in (found.error_before, found.error_after)):
+        raise InvalidInputError(
+            Fault(field="$.rows", given=str(found.rows), required="a calibration rests on rows, with errors of 0 or more")
+        )
+    return found
+
+
+def read_calibration(path: str | Path) -> Calibration:
+    """The calibration in the file ``path``; raises as :func:`parse_calibration`, or InvalidInputError when it cannot be read."""
+    return parse_calibration(read_bytes(path, field="profile"))
+
+
+def write_calibration(calibration: Calibration, path: str | Path) -> None:
+    """Write ``calibration`` to ``path``, whole or not at all."""
+    write_text(path, dump_calibration(calibration))
+
+
+def _check_version(given: object) -> None:
+    match = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})", given) if isinstance(given, str) else None
+    if match is None:
+        required = f"a profile file says its version as major.minor, for example {CALIBRATION_SCHEMA_VERSION!r}"
+        raise InvalidInputError(Fault(field="$.schema_version", given="" if given is None else repr(given), required=required))
+    if match[1] != CALIBRATION_SCHEMA_VERSION.split(".")[0]:
+        required = f"this release of autopar reads profile files of version {CALIBRATION_SCHEMA_VERSION}"
+        raise UnsupportedVersionError(Fault(field="$.schema_version", given=str(given), required=required, fix="calibrate again"))
