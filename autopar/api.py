@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.model import ModelSpec
     from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
-    from autopar.search import Constraints, SearchResult
+    from autopar.search import Constraints, Ranked, SearchResult
 
 __all__ = ["build_problem", "estimate", "explain", "faults", "plan", "problem_of", "read_plan", "write_plan"]
 
@@ -86,9 +86,10 @@ def plan(
         if was_interrupted(result.summary):
             raise KeyboardInterrupt("before a strategy that fits was found")
         raise NoPlanError(_nothing_fits(problem, constraints, result, texts))
+    best = _estimate(problem, result.best)
     return Plan(
         strategy=result.best,
-        estimate=_estimate(problem, result.best),
+        estimate=best,
         inputs=PlanInputs(
             model=problem.model,
             cluster=problem.cluster,
@@ -106,12 +107,19 @@ def plan(
                 step_time_seconds=ranked.step_time_seconds,
                 peak_memory_bytes=ranked.peak_memory_bytes,
                 tie=ranked.tie,
+                separated_by=_separation(problem, best, ranked) if ranked.tie else "",
             )
             for ranked in result.ranked
             if ranked.strategy != result.best
         )[: max(top, 1) - 1],
         autopar_version=__version__,
     )
+
+
+def _separation(problem: Problem, best: Estimate, other: Ranked) -> str:
+    from autopar.costmodel.separation import separating_measurement
+
+    return separating_measurement(best.time, _estimate(problem, other.strategy).time)
 
 
 def estimate(

@@ -89,6 +89,7 @@ def _problem(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, fra
     from autopar.catalog.frameworks import framework as profile_named
     from autopar.catalog.links import link_profiles
     from autopar.catalog.profiles import hardware_profile
+    from autopar.catalog.residuals import residual_table
 
     return Problem(
         model=model,
@@ -98,6 +99,7 @@ def _problem(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, fra
         hardware=hardware_profile(cluster.device),
         links=link_profiles(cluster),
         memory_reserve_bytes=reserve,
+        residuals=residual_table(),
     )
 
 

@@ -8,10 +8,11 @@ from .columns import StrategyColumns
 from .constants import concerns
 from .flops import forward_flops_per_token, step_model_flops
 from .inputs import Inputs
+from .intervals import fit_probability, regime_of, sample, step_time_interval
 from .layer import PassTimes
 from .problem import Problem
 from .spec.calibration import Calibration
-from .spec.estimate import Estimate, StageEstimate, StageMemory, TimeBreakdown
+from .spec.estimate import Estimate, Interval, StageEstimate, StageMemory, TimeBreakdown
 from .spec.strategy import ContextParallelKind, Strategy
 from .spec.training import ComputeType
 from .step import StageCosts, stage_groups
@@ -21,6 +22,9 @@ _COMMUNICATION = {
     "exposed_context_communication": "context",
     "exposed_expert_communication": "expert",
 }
+
+UNSURE = (0.05, 0.99)
+"""Between these probabilities of fitting an estimate says so."""
 
 
 def estimate(problem: Problem, strategy: Strategy) -> Estimate:
@@ -40,10 +44,11 @@ def estimate(problem: Problem, strategy: Strategy) -> Estimate:
     rated = reference_flops(problem)
     capacity = float(problem.cluster.device.memory_bytes)
     tokens = problem.training.tokens_per_step
+    probability = _fit_probability(problem, peak, capacity)
     return Estimate(
         fits=peak <= capacity,
         step_time_seconds=step_time,
-        step_time_interval=None,
+        step_time_interval=_interval(problem, step_time),
         tokens_per_second_per_gpu=tokens / step_time / gpus,
         model_flops_per_second_per_gpu=flops,
         mfu=flops / rated,
@@ -51,12 +56,34 @@ def estimate(problem: Problem, strategy: Strategy) -> Estimate:
         bubble_fraction=breakdown.pipeline_bubble / step_time,
         peak_memory_bytes=peak,
         memory_capacity_bytes=capacity,
-        fit_probability=None,
+        fit_probability=probability,
         time=breakdown,
         stages=stages,
-        warnings=_warnings(problem, strategy),
+        warnings=_warnings(problem, strategy) + _memory_warnings(probability),
         provenance=_provenance(problem),
     )
+
+
+def _interval(problem: Problem, seconds: float) -> Interval | None:
+    """The error bar of the step time, where the problem brings residuals of its regime."""
+    if problem.residuals is None:
+        return None
+    found = sample(problem.residuals.step_time, regime_of(problem))
+    return None if found is None else step_time_interval(seconds, found)
+
+
+def _fit_probability(problem: Problem, peak: float, capacity: float) -> float | None:
+    if problem.residuals is None:
+        return None
+    found = sample(problem.residuals.memory, regime_of(problem))
+    return None if found is None else fit_probability(peak, capacity, found.values)
+
+
+def _memory_warnings(probability: float | None) -> tuple[str, ...]:
+    """Said where the errors of measured runs leave it open whether the strategy fits."""
+    if probability is None or not UNSURE[0] < probability < UNSURE[1]:
+        return ()
+    return (f"memory: with the errors seen on measured runs it fits with probability {probability:.0%}",)
 
 
 def reference_flops(problem: Problem) -> float:

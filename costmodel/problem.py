@@ -9,6 +9,7 @@ from .spec.cluster import ClusterSpec
 from .spec.framework import ExecutionProfile
 from .spec.hardware import HardwareProfile, LinkProfile
 from .spec.model import ModelSpec
+from .spec.residuals import ResidualTable
 from .spec.training import TrainingSpec
 
 
@@ -29,3 +30,5 @@ class Problem:
     memory_reserve_bytes: float | None = None
     calibration: Calibration | None = None
     """Where some of the constants come from: measured steps of this cluster, for the provenance."""
+    residuals: ResidualTable | None = None
+    """Errors on public runs, for the intervals of estimates; none are given without."""

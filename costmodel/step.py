@@ -239,7 +239,8 @@ def _pipeline_groups(inputs: Inputs, strategies: StrategyColumns) -> Iterator[In
     model = inputs.model
     key = [strategies.pipeline_schedule, strategies.pipeline_parallel_size, strategies.virtual_pipeline_stages]
     if model.num_layers.ndim:
-        key += [c.astype(np.int64) for c in (model.num_layers, model.first_dense_layers, model.moe_layer_frequency, model.num_moe_layers)]
+        pattern = (model.num_layers, model.first_dense_layers, model.moe_layer_frequency, model.num_moe_layers, 1e6 * _head_layers(inputs))
+        key += [c.astype(np.int64) for c in pattern]
     if strategies.pipeline_layers:
         splits = {split: code for code, split in enumerate(dict.fromkeys(strategies.pipeline_layers))}
         key.append(np.array([splits[split] for split in strategies.pipeline_layers]))
@@ -251,6 +252,14 @@ def _pipeline_groups(inputs: Inputs, strategies: StrategyColumns) -> Iterator[In
         yield from np.array_split(rows, -(-len(rows) // 20_000))
 
 
+def _head_layers(inputs: Inputs) -> Floats:
+    """What the output matrix weighs, in layers of the model: by the parameters a token passes through."""
+    model = inputs.model
+    table = model.vocab * model.hidden
+    in_layers = np.maximum(model.num_active_parameters - table * (2 - model.tied), table * 0.01)
+    return table * model.num_layers / in_layers
+
+
 def _layer_split(inputs: Inputs, strategies: StrategyColumns) -> tuple[Ints, Ints]:
     """Dense and expert layers of each virtual stage; equal for every row of a group."""
     model = inputs.model
@@ -258,7 +267,7 @@ def _layer_split(inputs: Inputs, strategies: StrategyColumns) -> tuple[Ints, Int
     num_layers, num_moe, first_dense, frequency = first
     stages = int(strategies.pipeline_parallel_size[0] * strategies.virtual_pipeline_stages[0])
     split = strategies.pipeline_layers[0] if strategies.pipeline_layers else ()
-    layers = np.array(split or balanced_layers(num_layers, stages))
+    layers = np.array(split or balanced_layers(num_layers, stages, head_layers=float(np.ravel(_head_layers(inputs))[0])))
     index = np.arange(num_layers)
     is_moe = (index >= first_dense) & ((index - first_dense + 1) % frequency == 0) & (num_moe > 0)
     ends = np.cumsum(layers)

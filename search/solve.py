@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from autopar.costmodel.estimate import estimate
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.plan import SearchSummary
 
@@ -18,12 +16,9 @@ from .feasibility import PREFERENCES, Preference
 from .result import Ranked, SearchResult
 from .space import Space
 
-if TYPE_CHECKING:
-    from autopar.costmodel.spec.estimate import Estimate
-
 PROVEN = "proven over the enumerated space"
 TIE = 0.01
-"""Relative difference of step times that the cost model cannot tell apart, where an estimate brings no interval of its own."""
+"""Relative difference of step times that the cost model cannot tell apart, where a problem brings no residuals of measured runs."""
 MAX_GPUS = 131_072
 
 
@@ -101,7 +96,7 @@ def _ranked(problem: Problem, found: Candidates | None) -> tuple[Ranked, ...]:
     if found is None:
         return ()
     strategies = [found.columns.strategy(row) for row in range(len(found))]
-    limit = _tie_limit(estimate(problem, strategies[0]))
+    limit = float(found.seconds[0]) * (1 + tie_gap(problem))
     return tuple(
         Ranked(strategy=strategy, step_time_seconds=seconds, peak_memory_bytes=memory, tie=place > 0 and seconds <= limit)
         for place, (strategy, seconds, memory) in enumerate(zip(strategies, found.seconds.tolist(), found.memory.tolist(), strict=True))
@@ -119,14 +114,14 @@ def _plain(found: Candidates | None) -> tuple[Ranked, ...]:
     )
 
 
-def _tie_limit(best: Estimate) -> float:
-    """The longest step time whose error interval overlaps that of ``best``; intervals of one problem are as wide in proportion.
+def tie_gap(problem: Problem) -> float:
+    """Relative difference of step times below which the order of two strategies of ``problem`` is not to be relied on.
 
-    Two strategies of one problem err together, so this calls more pairs a tie than chance alone would confuse.
+    Measured, not derived from the intervals of the two: strategies of one problem err together, so that intervals, which
+    hold the common error too, overlap for nearly all that a search ranks, also where published pairs are in the right order
+    99 times in 100.
     """
-    if (interval := best.step_time_interval) is None:
-        return best.step_time_seconds * (1 + TIE)
-    return interval.high * best.step_time_seconds / interval.low
+    return TIE if problem.residuals is None else problem.residuals.resolvable_gap
 
 
 def smallest_cluster(problem: Problem, constraints: Constraints = NO_CONSTRAINTS) -> tuple[int, Ranked] | None:
@@ -181,4 +176,4 @@ def _smallest(problem: Problem, constraints: Constraints, num_gpus: int) -> tupl
     return (num_gpus, result.ranked[0]) if result.ranked else None
 
 
-__all__ = ["PROVEN", "search", "smallest_cluster"]
+__all__ = ["PROVEN", "search", "smallest_cluster", "tie_gap"]

@@ -180,6 +180,9 @@ def _measured_seconds(run: Run) -> float | None:
 def _model(run: Run, notes: list[str]) -> ModelSpec:
     """The catalog's spec where the row's stated shape is the same, else one made of the row's columns."""
     known = _catalog_model(run.model_name)
+    if known is not None and known.mtp_layers and not re.search(r"(w/|with) mtp", run.notes, re.IGNORECASE):
+        notes.append("multi-token prediction taken as off")
+        known = replace(known, mtp_layers=0)
     if known is not None and _agrees(known, run):
         return replace(known, tied_embeddings=run.tied_embeddings) if run.tied_embeddings is not None else known
     if run.num_layers is None or run.hidden_size is None:

@@ -95,7 +95,7 @@ def _correlation(one: Floats, other: Floats) -> float | None:
 def kendall(one: Floats, other: Floats) -> float | None:
     """Kendall's tau-b, which discounts ties; None where either column is constant.
 
-        tau-b = (agreeing - disagreeing) / sqrt((pairs - ties in one) (pairs - ties in other))      (Kendall 1945)
+    tau-b = (agreeing - disagreeing) / sqrt((pairs - ties in one) (pairs - ties in other))      (Kendall 1945)
     """
     balance = untied_one = untied_other = 0
     for index in range(len(one) - 1):

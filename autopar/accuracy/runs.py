@@ -83,6 +83,8 @@ _CHOICES = {"pipeline_schedule": tuple(kind.value for kind in PipelineSchedule)}
 _TEXT = frozenset(f.name for f in fields(Run) if f.type == "str")
 _WHOLE = frozenset(f.name for f in fields(Run) if f.type == "int | None")
 _REAL = frozenset(f.name for f in fields(Run) if f.type == "float | None")
+_MAY_BE_ZERO = frozenset({"num_experts", "experts_per_token", "moe_ffn_hidden_size", "num_recompute_layers"})
+"""Sizes that tables write as 0 where there is none."""
 _TRUE = frozenset({"true", "yes", "1", "1.0", "on"})
 _FALSE = frozenset({"false", "no", "0", "0.0", "off"})
 
@@ -191,8 +193,9 @@ def _value(name: str, text: str) -> int | float | bool | None:
         if not SMALLEST_MEASUREMENT <= number <= LARGEST:
             raise ValueError(f"is not from {SMALLEST_MEASUREMENT:g} to {LARGEST:g}")
         return number
-    if not 0 <= number <= LARGEST:
-        raise ValueError(f"is not from 0 to {LARGEST:g}")
+    lowest = 0 if name in _MAY_BE_ZERO else 1
+    if not lowest <= number <= LARGEST:
+        raise ValueError(f"is not from {lowest} to {LARGEST:g}")
     if number != int(number):
         raise ValueError("is not a whole number")
     return int(number)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from autopar.costmodel.columns import StrategyColumns
+from autopar.costmodel.columns import StrategyColumns, stack
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.makespan import CLOSED_FORM
-from autopar.costmodel.spec.errors import Fault, InvalidInputError
+from autopar.costmodel.spec.errors import AutoparError, Fault, InvalidInputError
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.step import Evaluation, evaluate
 
@@ -170,13 +170,24 @@ def _simulated_actions(case: Case) -> int:
 
 
 def predict(cases: Sequence[Case]) -> tuple[Prediction | Skipped, ...]:
-    """Predictions of all ``cases`` at once, as arrays; a row whose figures leave the range of numbers is skipped."""
-    if not cases:
-        return ()
-    inputs = Inputs.stacked([case.problem for case in cases])
+    """Predictions of all ``cases`` at once, as arrays, in order; a row that the model has no figure for is skipped with the reason."""
+    columns = [_inputs(case) for case in cases]
+    kept = [case for case, inputs in zip(cases, columns, strict=True) if isinstance(inputs, Inputs)]
+    if not kept:
+        return tuple(row for row in columns if isinstance(row, Skipped))
+    inputs = stack([row for row in columns if isinstance(row, Inputs)])
     with np.errstate(all="ignore"):  # what overflows is not finite, and is skipped below with its reason
-        found = evaluate(inputs, StrategyColumns.of([case.strategy for case in cases]), simulate=True)
-    return tuple(_prediction(case, found, row) for row, case in enumerate(cases))
+        found = evaluate(inputs, StrategyColumns.of([case.strategy for case in kept]), simulate=True)
+    predictions = iter([_prediction(case, found, row) for row, case in enumerate(kept)])
+    return tuple(row if isinstance(row, Skipped) else next(predictions) for row in columns)
+
+
+def _inputs(case: Case) -> Inputs | Skipped:
+    """The constants of one row's problem, unless its device cannot run it (FP8 on a GPU that has none)."""
+    try:
+        return Inputs.of(case.problem)
+    except AutoparError as error:
+        return Skipped(run_id=case.run.run_id, reason=str(error).replace("\n", "; "))
 
 
 def _prediction(case: Case, found: Evaluation, row: int) -> Prediction | Skipped:

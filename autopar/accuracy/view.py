@@ -67,7 +67,9 @@ class RankingMean:
         def known(name: str) -> list[float]:
             return [value for each in rankings if (value := getattr(each, name)) is not None]
 
-        means = {name: sum(values) / len(values) if (values := known(name)) else None for name in ("spearman", "kendall", "pairwise", "regret")}
+        means = {
+            name: sum(values) / len(values) if (values := known(name)) else None for name in ("spearman", "kendall", "pairwise", "regret")
+        }
         return cls(sets=len(rankings), worst_spearman=min(known("spearman"), default=None), **means)
 
 
@@ -104,7 +106,9 @@ def memory_lines(accuracy: Accuracy) -> tuple[str, ...]:
     """What is said about memory beside its errors."""
     lines = []
     if accuracy.memory.rows:
-        lines.append(f"peak predicted too large on {percent(accuracy.over_predicted)} of the rows, too small on {percent(accuracy.under_predicted)}")
+        lines.append(
+            f"peak predicted too large on {percent(accuracy.over_predicted)} of the rows, too small on {percent(accuracy.under_predicted)}"
+        )
     verdict = accuracy.out_of_memory
     if verdict.rows:
         lines.append(

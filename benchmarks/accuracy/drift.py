@@ -1,7 +1,7 @@
 """What a change does to predictions: a snapshot over fixed scenarios, compared with what they are now.
 
-    python -m benchmarks.accuracy.drift            what moved by more than 1e-4; exit 1 only where what worked before fails now
-    python -m benchmarks.accuracy.drift --update   write the snapshot anew, so that the pull request's diff shows the change
+python -m benchmarks.accuracy.drift            what moved by more than 1e-4; exit 1 only where what worked before fails now
+python -m benchmarks.accuracy.drift --update   write the snapshot anew, so that the pull request's diff shows the change
 """
 
 from __future__ import annotations

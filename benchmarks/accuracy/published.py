@@ -61,8 +61,8 @@ def _megatron_2019(runs: Sequence[Run]) -> Iterator[Comparison]:
     """Aggregate and single-GPU rates of Megatron-LM 2019, and their ratio, which no convention of counting FLOPs changes."""
     chosen = {run.run_id: run for run in runs if run.run_id in ("paper-meg19-000", "paper-meg19-007")}
     # The table gives rates and no step time, and names the GPU by its sheet; the text says that it is the SXM3 part of a DGX-2H.
-    told = {"step_time_seconds": 1.0, "device": "v100-sxm3-32gb", "cluster": "dgx-2h"}
-    cases = [case_of(replace(run, **told)) for _, run in sorted(chosen.items())]
+    told = [replace(run, step_time_seconds=1.0, device="v100-sxm3-32gb", cluster="dgx-2h") for _, run in sorted(chosen.items())]
+    cases = [case_of(run) for run in told]
     known = [case for case in cases if isinstance(case, Case)]
     if len(known) != 2:
         return

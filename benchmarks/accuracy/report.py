@@ -106,7 +106,9 @@ def _left_out_error(target: Target, left_out: Mapping[str, Any] | None) -> float
     table = (left_out or {}).get("by", {}).get("family", {})
     found = [table[family] for family in target.families if family in table]
     rows = sum(each["rows"] for each in found)
-    return None if not rows or target.choose is not None else float(sum(each["mean_absolute_error"] * each["rows"] for each in found) / rows)
+    return (
+        None if not rows or target.choose is not None else float(sum(each["mean_absolute_error"] * each["rows"] for each in found) / rows)
+    )
 
 
 def _targets(accuracy: Accuracy, left_out: Mapping[str, Any] | None, causes: Mapping[str, Any]) -> list[str]:
@@ -142,7 +144,8 @@ def _causes(missed: list[Target], causes: Mapping[str, Any]) -> list[str]:
     if not missed:
         return []
     texts = [
-        f"- **{target.name}**: " + (" ".join(causes[name] for name in target.families if name in causes) or "no cause found yet; see the terms below")
+        f"- **{target.name}**: "
+        + (" ".join(causes[name] for name in target.families if name in causes) or "no cause found yet; see the terms below")
         for target in missed
     ]
     return ["Not reached, and why:", "", *texts, ""]
@@ -154,11 +157,16 @@ def _left_out(left_out: Mapping[str, Any] | None) -> list[str]:
         return [*head, "Not computed in this tree (`python -m benchmarks.calibration.steps` makes them).", ""]
     lines = [*head, "Each group's rows are predicted with constants that were fitted on the others.", ""]
     for by, groups in left_out.get("by", {}).items():
-        rows = ((name, str(each["rows"]), view.percent(each.get("mean_absolute_error")), view.percent(each.get("bias"), signed=True)) for name, each in groups.items())
+        rows = (
+            (name, str(each["rows"]), view.percent(each.get("mean_absolute_error")), view.percent(each.get("bias"), signed=True))
+            for name, each in groups.items()
+        )
         lines += markdown((f"{by} left out", "rows", "mean", "bias"), rows)
     constants = left_out.get("constants", [])
     lines += [f"Fitted constants: {len(constants)}.", ""]
-    cells = ((f"{c['owner']} {c['name']}", c["field"], f"{c['value']:.4g}", f"{c['low']:g} to {c['high']:g}", str(c["rows"])) for c in constants)
+    cells = (
+        (f"{c['owner']} {c['name']}", c["field"], f"{c['value']:.4g}", f"{c['low']:g} to {c['high']:g}", str(c["rows"])) for c in constants
+    )
     return lines + markdown(("owner", "constant", "value", "bounds", "rows"), cells, text=2) if constants else lines
 
 
@@ -203,7 +211,13 @@ def _peers(accuracy: Accuracy) -> list[str]:
     rows = []
     for name, family, others in PEERS:
         own = accuracy.step_time_groups["family"].get(family)
-        rows.append((name, view.percent(own.mean_absolute_error if own else None), ", ".join(f"{peer} {view.percent(error)}" for peer, error in others)))
+        rows.append(
+            (
+                name,
+                view.percent(own.mean_absolute_error if own else None),
+                ", ".join(f"{peer} {view.percent(error)}" for peer, error in others),
+            )
+        )
     note = (
         "Mean absolute error of step time. The peers ran on all 109 multi-node and 1,440 single-node rows of vTrain's tables, of which"
         " the shipped tables hold 73 and 926."

@@ -77,6 +77,8 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
     ),
     "Megatron-DeepSpeed": _of(
         "megatron-deepspeed",
+        elementwise_forward_passes=(0.8, 6),
+        elementwise_backward_passes=(0.8, 6),
         gemm_share=(0.6, 1.1),
         fused_gradient_accumulation=(0, 1),
         kernels_per_layer_forward=(5, 300),

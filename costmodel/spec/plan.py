@@ -54,7 +54,9 @@ class Alternative:
     step_time_seconds: float
     peak_memory_bytes: float
     tie: bool
-    """Its error interval overlaps the best plan's: the model cannot tell them apart."""
+    """Closer to the best than the model orders published pairs of runs reliably."""
+    separated_by: str = ""
+    """Of a tie: the measurement that would tell the two apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,15 +102,26 @@ class Strategy:
         return " ".join([*parts, f"recompute={recompute}"])
 
 
-def balanced_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers of each virtual stage: equal where they divide, else the spare ones go to the middle.
+def balanced_layers(num_layers: int, num_stages: int, *, head_layers: float = 0.0) -> tuple[int, ...]:
+    """Layers of each virtual stage: equal where they divide, else so that the heaviest stage is lightest.
 
-    The first stage also holds the embedding and the last one the head and the loss, so the stages
-    that get one layer less are the last, then the first, then the next from both ends.
+    ``head_layers`` is what the output matrix and loss weigh, in layers: the last stage starts with that much, the first
+    with the little the embedding takes, and each layer goes to the stage that carries least so far (the middle first).
+    An even split is kept where there is one, as frameworks do unless told otherwise.
     """
     base, spare = divmod(num_layers, num_stages)
-    layers = [base] * num_stages
-    order = sorted(range(num_stages), key=lambda stage: (-min(stage, num_stages - 1 - stage), stage))
-    for stage in order[:spare]:
-        layers[stage] += 1
+    if not spare:
+        return (base,) * num_stages
+    carried = [0.0] * num_stages
+    carried[0] += EMBEDDING_LAYERS
+    carried[-1] += max(head_layers, 2 * EMBEDDING_LAYERS)
+    layers = [1] * num_stages if num_layers >= num_stages else [0] * num_stages
+    middle_first = sorted(range(num_stages), key=lambda stage: (-min(stage, num_stages - 1 - stage), stage))
+    for _ in range(num_layers - sum(layers)):
+        lightest = min(middle_first, key=lambda stage: carried[stage] + layers[stage])
+        layers[lightest] += 1
     return tuple(layers)
+
+
+EMBEDDING_LAYERS = 0.01
+"""Weight of the embedding lookup, in layers: enough to break a tie."""
