@@ -39,8 +39,8 @@ def all_reduce_seconds(message_bytes: npt.ArrayLike, group: Group, links: LinkCo
 
     ring: start + 2 (n - d) l_fast + 2 (d - 1) l_net + max(fast, network) of V = 2 (n - 1) / n S.
     tree: start + 2 log2(k) l_fast + 2 log2(d) l_net + max(fast, network); fast V = 2 S, or S at the
-    in-network rate where the switch reduces (NVLS); network V = S for two domains (each sends one half of a double
-    binary tree up and the other down), else 2 S.
+    in-network rate where the switch reduces (NVLS); network V = S for two domains where NCCL runs the double binary tree
+    between them (each sends one half up and the other down), else 2 S.
 
     Args:
         sharing: groups that use the ports of one domain at the same time; default all groups of the axis.
@@ -130,7 +130,8 @@ def _tree_transfer(size: Floats, group: Group, links: LinkColumns, sharing: npt.
     in_network = links.fast.in_network_efficiency * links.fast.bandwidth
     switch = _transfer(size, size / k, np.maximum(in_network, 1.0), links.fast.half_bytes)
     fast = np.where(in_network > 0, np.minimum(chain, switch), chain)
-    crossing = np.where(group.num_domains == 2, 1.0, 2.0) * size
+    halved = (group.num_domains == 2) & ((links.network.two_domain_tree > 0) | (in_network > 0))
+    crossing = np.where(halved, 1.0, 2.0) * size
     network = _transfer(crossing, size / k, _group_rate(group, links, sharing), links.network.half_bytes)
     return _pipelined(np.where(k > 1, fast, 0.0), np.where(group.crosses, network, 0.0))
 

@@ -8,7 +8,7 @@ from .columns import StrategyColumns
 from .constants import concerns
 from .flops import forward_flops_per_token, step_model_flops
 from .inputs import Inputs
-from .intervals import fit_probability, regime_of, sample, step_time_interval
+from .intervals import fit_probability, profile_sample, regime_of, sample, step_time_interval
 from .layer import PassTimes
 from .problem import Problem
 from .spec.calibration import Calibration
@@ -65,10 +65,10 @@ def estimate(problem: Problem, strategy: Strategy) -> Estimate:
 
 
 def _interval(problem: Problem, seconds: float) -> Interval | None:
-    """The error bar of the step time, where the problem brings residuals of its regime."""
-    if problem.residuals is None:
-        return None
-    found = sample(problem.residuals.step_time, regime_of(problem))
+    """The error bar of the step time: of the profile's own rows where they are enough, else of public runs of its regime."""
+    found = profile_sample(problem)
+    if found is None and problem.residuals is not None:
+        found = sample(problem.residuals.step_time, regime_of(problem))
     return None if found is None else step_time_interval(seconds, found)
 
 
@@ -216,4 +216,3 @@ def _calibration_text(problem: Problem, calibration: Calibration) -> str:
         if concerns(problem, constant)
     )
     return f"calibrated on {calibration.rows} rows: {', '.join(moved)}"
-

@@ -61,6 +61,16 @@ def sample(groups: Sequence[ResidualGroup], regime: Regime) -> Sample | None:
     return None
 
 
+def profile_sample(problem: Problem) -> Sample | None:
+    """The rows that the problem's constants were calibrated on, where there are 20 and they are of its device and framework."""
+    given = problem.calibration
+    if given is None or len(given.residuals) < FEWEST:
+        return None
+    if problem.hardware.device not in given.devices or problem.framework.id not in given.frameworks:
+        return None
+    return Sample(values=np.sort(given.residuals), basis=f"{len(given.residuals)} rows of the profile, left out of its fit")
+
+
 def bounds(residuals: Floats, coverage: float = COVERAGE) -> tuple[float, float]:
     """The residuals between which a new one lies with probability ``coverage`` at least.
 

@@ -35,6 +35,7 @@ class TierColumns:
     base_seconds: Floats
     in_network_efficiency: Floats
     shared_ring_efficiency: Floats
+    two_domain_tree: Floats
 
     @classmethod
     def of(cls, tier: LinkTier, profile: LinkProfile) -> TierColumns:

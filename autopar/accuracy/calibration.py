@@ -107,6 +107,7 @@ def calibrate(measured: Measured) -> Calibration:
         validation=validation.scheme,
         sources=measured.sources,
         autopar_version=__version__,
+        residuals=tuple((-np.log1p(validation.errors_after if improves else validation.errors_before)).tolist()),
     )
 
 

@@ -11,13 +11,14 @@ Examples:
 
 
 @click.command("schema", epilog=EPILOG)
-@click.argument("kind", type=click.Choice(("plan", "estimate")))
+@click.argument("kind", type=click.Choice(("plan", "estimate", "profile")))
 def command(kind: str) -> None:
-    """Print the JSON Schema of a plan file, or of the result of estimate."""
+    """Print the JSON Schema of a plan file, of the result of estimate, or of a profile file."""
+    from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.estimate import Estimate
     from autopar.costmodel.spec.plan import Plan
     from autopar.io.codec import json_schema
 
     from .output import print_json
 
-    print_json(json_schema(Plan if kind == "plan" else Estimate))
+    print_json(json_schema({"plan": Plan, "estimate": Estimate, "profile": Calibration}[kind]))

@@ -36,6 +36,8 @@ def plan_report(plan: Plan) -> Iterator[RenderableType]:
     yield from result_parts(plan.estimate)
     if plan.alternatives:
         yield _alternatives(plan)
+        ties = [f"{other.strategy.describe()}: {other.separated_by}" for other in plan.alternatives if other.separated_by]
+        yield from lines("what would tell the ties from the best", ties)
     yield from lines("assumed", inputs.assumptions)
     yield from lines("constraints", inputs.constraints)
     yield from lines("warnings", plan.estimate.warnings, style="yellow")
@@ -151,7 +153,9 @@ def _speed_table(estimate: Estimate) -> RenderableType:
     table.add_row("pipeline bubble", f"{estimate.bubble_fraction:.1%}")
     peak, capacity = estimate.peak_memory_bytes, estimate.memory_capacity_bytes
     share = f" ({peak / capacity:.0%})" if capacity > 0 else ""
-    verdict = "" if estimate.fits else f": DOES NOT FIT, {format_bytes(peak - capacity)} too much"
+    chance = estimate.fit_probability
+    sure = "" if chance is None else f", fits with probability {chance:.0%}"
+    verdict = sure if estimate.fits else f": DOES NOT FIT, {format_bytes(peak - capacity)} too much"
     table.add_row(
         "peak memory per GPU",
         Text(f"{format_bytes(peak)} of {format_bytes(capacity)}{share}{verdict}", style="" if estimate.fits else "red"),
@@ -171,7 +175,7 @@ def _alternatives(plan: Plan) -> RenderableType:
             format_bytes(other.peak_memory_bytes),
         )
     if any(other.tie for other in plan.alternatives):
-        table.caption = "tie: within the error of the model, which cannot tell it from the best"
+        table.caption = "tie: closer to the best than the model orders measured runs reliably"
         table.caption_justify = "left"
     return table
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,14 @@ def _groups(accuracy: Accuracy, column: str) -> list[str]:
 
 def _memory(accuracy: Accuracy) -> list[str]:
     rows = ((name, *view.error_row(summary)) for name, summary in accuracy.memory_groups["family"].items())
-    return ["## Peak memory by family", "", *markdown(("family", *view.ERROR_COLUMNS), rows)]
+    pairs = list(zip(accuracy.cases, accuracy.predictions, strict=True))
+    ran = Counter(case.run.family for case, prediction in pairs if prediction.ran_out_of_memory is False)
+    refused = Counter(
+        case.run.family for case, prediction in pairs if prediction.ran_out_of_memory is False and not prediction.predicted_fits
+    )
+    counts = ", ".join(f"{family} {count} of {ran[family]}" for family, count in refused.most_common())
+    text = f"Runs that ran though said not to fit, by family: {counts or 'none'}."
+    return ["## Peak memory by family", "", *markdown(("family", *view.ERROR_COLUMNS), rows), text, ""]
 
 
 def _ranking(accuracy: Accuracy) -> list[str]:

@@ -64,13 +64,15 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
     + _of("megatron-2021", tensor_overlap_backward=(0, 1), data_overlap=(0, 1), score_passes=(0.5, 4), **_OVERHEAD)
     + _of(
         "megatron-vtrain",
-        **_PASSES,
+        elementwise_forward_passes=(0.4, 4),
+        elementwise_backward_passes=(0.4, 4),
         score_passes=(0.3, 4),
         kernels_per_layer_forward=(5, 300),
         kernels_per_layer_backward=(5, 500),
         host_seconds_per_collective=(0, 1e-3),
         tensor_overlap_backward=(0, 1),
         data_overlap=(0, 1),
+        fused_gradient_accumulation=(0, 1),
         loss_passes=(1, 40),
         step_overhead_seconds=(0, 0.1),
         straggler_fraction_per_doubling=(0, 0.02),

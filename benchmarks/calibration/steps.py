@@ -99,7 +99,7 @@ def fit(cases: Sequence[Case], constants: Sequence[Constant], weights: Floats | 
     return Fit(constants=tuple(constants), values=values, errors=errors)
 
 
-FAMILY_ROWS = 150
+FAMILY_ROWS = 250
 """A family of more rows counts as this many, so that a big table does not drown the others."""
 
 

@@ -52,4 +52,6 @@ class Calibration:
     sources: tuple[str, ...]
     """Names of the files the rows came from."""
     autopar_version: str
+    residuals: tuple[float, ...] = ()
+    """log(measured / predicted) of each row, left out of the fit: the ground of intervals under this profile."""
     schema_version: str = CALIBRATION_SCHEMA_VERSION

@@ -85,5 +85,7 @@ class LinkProfile:
     source: str
     in_network_efficiency: float = 0.0
     """Message bytes a second of an all-reduce that the switch reduces (NVLS), over the rated bandwidth; 0 where it cannot."""
+    two_domain_tree: float = 0.0
+    """1 where NCCL is seen to run its double binary tree between two domains (half the traffic of a ring), 0 where it keeps to rings."""
     shared_ring_efficiency: float = 1.0
     """Share of the network's rate left to a group with several members in one domain, whose rings cross the host's buses."""

@@ -17,6 +17,7 @@ from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strateg
 from autopar.costmodel.step import evaluate
 from autopar.search import Constraints, enumerate_space, feasibility, search, smallest_cluster
 from autopar.search.result import simplicity
+from autopar.search.solve import tie_gap
 
 CLOSE = pytest.approx
 
@@ -151,11 +152,10 @@ def test_twice_the_same(make_problem: Any, experts: Any) -> None:
 
 
 def test_ties_are_marked(make_problem: Any, dense: Any) -> None:
-    ranked = search(make_problem(dense), top=30).ranked
+    problem = make_problem(dense)
+    ranked = search(problem, top=30).ranked
     assert not ranked[0].tie
-    best = ranked[0].step_time_seconds
-    interval = estimate(make_problem(dense), ranked[0].strategy).step_time_interval
-    limit = best * 1.01 if interval is None else interval.high / interval.low * best
+    limit = ranked[0].step_time_seconds * (1 + tie_gap(problem))
     assert [row.tie for row in ranked[1:]] == [row.step_time_seconds <= limit for row in ranked[1:]]
     assert [row.step_time_seconds for row in ranked] == sorted(row.step_time_seconds for row in ranked)
 

@@ -85,6 +85,9 @@ def test_a_plan_of_the_profile_is_of_that_cluster(autopar, profile: Path, tmp_pa
     with_profile = autopar("estimate", *flags, *sizes, "--profile", profile, "--json")
     assert with_profile.document["step_time_seconds"] == pytest.approx(expected, rel=0.03)
     assert with_profile.document["provenance"]["calibration"].startswith(f"calibrated on {len(SIZES)} rows: ")
+    interval = with_profile.document["step_time_interval"]
+    assert interval["basis"] == f"{len(SIZES)} rows of the profile, left out of its fit"
+    assert interval["low"] <= expected <= interval["high"] < 1.2 * interval["low"]
     file = tmp_path / "plan.json"
     plan = autopar("plan", *flags, "--profile", profile, "--top", 1, "-o", file, "--json")
     assert plan.code == 0
