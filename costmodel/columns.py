@@ -145,3 +145,20 @@ def trailing(record: Record) -> Record:
 @cache
 def _names(record_type: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(record_type))
+
+
+def distinct_rows(strategies: StrategyColumns, names: tuple[str, ...]) -> tuple[Ints, Ints]:
+    """A row for each distinct combination of the named columns, and for each strategy its place among them."""
+    key = np.zeros(len(strategies), dtype=np.int64)
+    for name in names:
+        column = getattr(strategies, name)
+        key = key * (int(column.max(initial=0)) + 1) + column
+        if key.max(initial=0) > 2**31:
+            _, key = np.unique(key, return_inverse=True)
+    _, first, index = np.unique(key, return_index=True, return_inverse=True)
+    return first, index
+
+
+def column(values: npt.ArrayLike) -> Floats:
+    """A per-row value with a trailing axis, to broadcast over stages or ranks."""
+    return np.asarray(values)[..., None]

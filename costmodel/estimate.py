@@ -35,12 +35,12 @@ def estimate(problem: Problem, strategy: Strategy) -> Estimate:
     inputs = Inputs.of(problem)
     (costs,) = stage_groups(inputs, StrategyColumns.of([strategy]), simulate=True)
     step_time = float(costs.step_seconds[0])
-    breakdown = _breakdown(costs)
-    stages = tuple(_stage(costs, rank) for rank in range(costs.pipeline_parallel_size))
+    breakdown = _breakdown(inputs, costs)
+    stages = tuple(_stage(costs, rank) for rank in range(costs.shape.pipeline_parallel_size))
     peak = max(stage.peak_memory_bytes for stage in stages)
     gpus = problem.cluster.num_gpus
     flops = float(step_model_flops(inputs)) / step_time / gpus
-    hardware_flops = flops * _recomputation_factor(inputs, costs, strategy)
+    hardware_flops = flops * _recomputation_factor(inputs, costs)
     rated = reference_flops(problem)
     capacity = float(problem.cluster.device.memory_bytes)
     tokens = problem.training.tokens_per_step
@@ -92,24 +92,22 @@ def reference_flops(problem: Problem) -> float:
     return float(peaks[problem.training.precision.linear])
 
 
-def _recomputation_factor(inputs: Inputs, costs: StageCosts, strategy: Strategy) -> float:
+def _recomputation_factor(inputs: Inputs, costs: StageCosts) -> float:
     """Hardware over model FLOPs: one more forward of the recomputed layers over the three of every step."""
-    layer_share = float(costs.recomputed[0].mean())
+    layer_share = float(costs.times.recomputed[0, 0])
     head = float(2 * inputs.model.vocab * inputs.model.hidden / forward_flops_per_token(inputs))
     return 1 + layer_share * (1 - min(head, 1.0)) / 3
 
 
-def _breakdown(costs: StageCosts) -> TimeBreakdown:
+def _breakdown(inputs: Inputs, costs: StageCosts) -> TimeBreakdown:
     """Seconds by term on the rank that works longest; its idle time is the bubble."""
-    layer = costs.layer
-    directions = len(costs.stage_ranks) // costs.on_rank.shape[1]
-    count = float(costs.num_microbatches[0]) / directions
-    work = costs.forward + costs.backward
-    busy = (work @ costs.on_rank.T)[0] * count
+    layer, shape, times = costs.layer, costs.shape, costs.times
+    count = float(costs.num_microbatches[0]) / shape.directions
+    busy = shape.on_ranks(times.forward + times.backward + times.weight)[0] * count
     rank = int(np.argmax(busy))
-    mine = costs.on_rank[rank] > 0
-    dense, moe = float(costs.dense_layers[mine].sum()), float(costs.moe_layers[mine].sum())
-    share, selective = float(costs.recomputed[0, rank]), float(costs.selective[0])
+    mine = shape.on_rank[rank] > 0
+    dense, moe = (float(np.atleast_2d(counts)[0, mine].sum()) for counts in shape.layer_counts(inputs))
+    share, selective = float(times.recomputed[0, 0]), float(times.selective[0, 0])
 
     def passes(name: str) -> PassTimes:
         of_dense: PassTimes = getattr(layer.dense, name)
@@ -119,9 +117,10 @@ def _breakdown(costs: StageCosts) -> TimeBreakdown:
     forward, backward = passes("forward"), passes("backward")
     both = forward + backward
     repeated = share * float(forward.total[0]) + selective * float(passes("selective").total[0])
-    ends = float((costs.end_forward + costs.end_backward)[0, mine].sum())
-    transfers = float(costs.transfers[0, mine].sum())
-    tail_rank = int(np.argmax(costs.data_seconds[0] + costs.optimizer_seconds[0]))
+    ends = float((times.end_forward + times.end_backward)[0, mine].sum())
+    transfers = float(times.transfers[0, mine].sum())
+    optimizer = costs.held.optimizer_seconds
+    tail_rank = int(np.argmax(costs.data_seconds[0] + optimizer[0]))
     terms = {field: count * float(getattr(both, name)[0]) for field, name in _COMMUNICATION.items()}
     return TimeBreakdown(
         matrix_multiplication=count * float(both.matrix[0]),
@@ -133,7 +132,7 @@ def _breakdown(costs: StageCosts) -> TimeBreakdown:
         gradient_accumulation=count * float(both.accumulation[0]),
         exposed_pipeline_communication=count * transfers,
         exposed_data_communication=float(costs.data_seconds[0, tail_rank]) + count * float(both.sharded[0]),
-        optimizer=float(costs.optimizer_seconds[0, tail_rank]),
+        optimizer=float(optimizer[0, tail_rank]),
         pipeline_bubble=float(costs.makespan[0]) - float(busy[rank]),
         overhead=float(costs.overhead[0]),
         **terms,
@@ -142,20 +141,19 @@ def _breakdown(costs: StageCosts) -> TimeBreakdown:
 
 def _stage(costs: StageCosts, rank: int) -> StageEstimate:
     """What pipeline rank ``rank`` holds and takes."""
-    counts = costs.dense_layers + costs.moe_layers
+    shape, times, held, at_peak = costs.shape, costs.times, costs.held, costs.memory
+    counts = shape.dense_layers + shape.moe_layers
     ends = np.cumsum(counts)
-    mine = np.flatnonzero(costs.on_rank[rank] > 0)
-    states = costs.states
-    peak = float(costs.rank_memory[0, rank])
+    mine = np.flatnonzero(shape.on_rank[rank] > 0)
     memory = StageMemory(
-        parameters=float(states.parameters[0, rank]),
-        gradients=float(states.gradients[0, rank]),
-        master_weights=float(states.master_weights[0, rank]),
-        optimizer_states=float(states.optimizer_states[0, rank]),
-        activations=float(costs.activations[0, rank]),
-        logits_and_loss=float(costs.logits[0, rank]),
-        communication_buffers=float(costs.buffers[0, rank]),
-        framework_reserve=float(costs.reserve[0, rank]),
+        parameters=float(at_peak.states.parameters[0, rank]),
+        gradients=float(at_peak.states.gradients[0, rank]),
+        master_weights=float(at_peak.states.master_weights[0, rank]),
+        optimizer_states=float(at_peak.states.optimizer_states[0, rank]),
+        activations=float(at_peak.activations[0, rank]),
+        logits_and_loss=float(at_peak.logits[0, rank]),
+        communication_buffers=float(at_peak.buffers[0, rank]),
+        framework_reserve=float(at_peak.reserve[0, rank]),
     )
     return StageEstimate(
         pipeline_rank=rank,
@@ -163,12 +161,12 @@ def _stage(costs: StageCosts, rank: int) -> StageEstimate:
         num_layers=int(counts[mine].sum()),
         holds_embedding=0 in mine,
         holds_head=len(counts) - 1 in mine,
-        num_parameters=round(float(costs.parameters[0, rank])),
-        forward_seconds=float(costs.forward[0, mine].sum()),
-        backward_seconds=float(costs.backward[0, mine].sum()),
-        microbatches_in_flight=float(costs.in_flight[0, rank]) / len(mine),
+        num_parameters=round(float(held.parameters[0, rank])),
+        forward_seconds=float(times.forward[0, mine].sum()),
+        backward_seconds=float((times.backward + times.weight)[0, mine].sum()),
+        microbatches_in_flight=float(at_peak.in_flight[0, rank]) / len(mine),
         memory=memory,
-        peak_memory_bytes=peak,
+        peak_memory_bytes=float(at_peak.total[0, rank]),
     )
 
 

@@ -33,6 +33,7 @@ class TrainingColumns:
     activation_bytes: Floats
     parameter_bytes: Floats
     gradient_bytes: Floats
+    sharded_gradient_bytes: Floats
     master_weight_bytes: Floats
     optimizer_state_bytes: Floats
     gradient_reduce_bytes: Floats
@@ -47,13 +48,16 @@ class TrainingColumns:
     def of(cls, training: TrainingSpec, framework: ExecutionProfile) -> TrainingColumns:
         """Sizes of ``training``, with what ``framework`` stores in its own way."""
         precision = training.precision
+        whole = framework.bf16_gradient_bytes if precision.linear is not ComputeType.FP16 else 0.0
+        own = whole or framework.gradient_bytes
         mixed = precision.master_weight_bytes > 0
         values = {
             "global_batch_size": training.global_batch_size,
             "sequence_length": training.sequence_length,
             "activation_bytes": precision.activation_bytes,
             "parameter_bytes": precision.parameter_bytes,
-            "gradient_bytes": framework.gradient_bytes if mixed and framework.gradient_bytes else precision.gradient_bytes,
+            "gradient_bytes": own if mixed and own else precision.gradient_bytes,
+            "sharded_gradient_bytes": 0.0 if whole else framework.sharded_gradient_bytes,
             "master_weight_bytes": precision.master_weight_bytes,
             "optimizer_state_bytes": precision.optimizer_state_bytes if training.optimizer is Optimizer.ADAM else 0.0,
             "gradient_reduce_bytes": framework.gradient_reduce_bytes or precision.gradient_reduce_bytes,
@@ -104,6 +108,10 @@ class FrameworkColumns:
     memory_reserve_bytes: Floats
     fragmentation: Floats
     persistent_gradients: Floats
+    boundary_tensors_kept: Floats
+    selective_kept: Floats
+    selective_recomputed: Floats
+    plain_tensors_kept: Floats
     gated_tensors_kept: Floats
     query_copies_kept: Floats
     logits_bytes: Floats

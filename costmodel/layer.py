@@ -22,7 +22,6 @@ from .operators import Gemm, Traffic
 from .sharding import RING, ULYSSES, LocalParameters, Shard
 from .topology import Group, place
 
-
 HOST_SHARPNESS = 4.0
 LOCKSTEP_RANKS = 7.0
 """Other ranks of an eight-way group: where ``host_seconds_per_collective`` is quoted."""
@@ -132,7 +131,9 @@ def _expert_exchange_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Fl
     sent = copies * shard.tokens / shard.tp * inputs.model.hidden * inputs.training.activation_bytes
     rows = shard.expert_rows * inputs.model.hidden * inputs.training.activation_bytes
     exchange = 2 * all_to_all_seconds(sent * inputs.framework.expert_imbalance, groups.expert, inputs.links)
-    gathered = all_gather_seconds(rows, groups.expert_tensor, inputs.links) + reduce_scatter_seconds(rows, groups.expert_tensor, inputs.links)
+    gathered = all_gather_seconds(rows, groups.expert_tensor, inputs.links) + reduce_scatter_seconds(
+        rows, groups.expert_tensor, inputs.links
+    )
     return exchange + gathered
 
 
@@ -185,10 +186,11 @@ def _layer(
         host=_host_seconds(inputs, shard, framework.kernels_per_layer_backward + extra, reductions, busy_backward + tensor_backward),
     )
     zero = 0 * busy_forward
+    again = framework.selective_recomputed
     selective = PassTimes(
-        matrix=zero,
+        matrix=again * forward_matrix,
         attention=core_forward,
-        elementwise=_score_seconds(inputs, shard),
+        elementwise=_score_seconds(inputs, shard) + again * elementwise_forward,
         host=zero,
         tensor=zero,
         context=zero,
@@ -288,7 +290,9 @@ def _context_seconds(inputs: Inputs, shard: Shard, groups: Groups, forward: Floa
     if not np.any(shard.cp > 1):
         return zero, zero
     model, e, links = inputs.model, inputs.training.activation_bytes, inputs.links
-    kv_width = np.where(model.latent > 0, shard.local_heads * (model.qk_head_dim + model.v_head_dim), 2 * shard.local_kv_heads * model.v_head_dim)
+    kv_width = np.where(
+        model.latent > 0, shard.local_heads * (model.qk_head_dim + model.v_head_dim), 2 * shard.local_kv_heads * model.v_head_dim
+    )
     block = shard.tokens * kv_width * e
     crosses = groups.context.num_domains > 1
     ring = (shard.cp - 1) * p2p_seconds(block, crosses, links, sharing=groups.context.concurrent_groups)

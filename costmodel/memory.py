@@ -68,7 +68,7 @@ def feed_forward_activations(inputs: Inputs, shard: Shard, width: Floats) -> Flo
     model, framework, e = inputs.model, inputs.framework, inputs.training.activation_bytes
     norms = 2 * model.norms_per_layer / 2
     wide = linear_input_bytes(inputs)
-    inner = np.where(model.gated > 0, e * (framework.gated_tensors_kept - 1) + wide, e + wide)
+    inner = e * (np.where(model.gated > 0, framework.gated_tensors_kept, framework.plain_tensors_kept) - 1) + wide
     outer = shard.norm_tokens * model.hidden * (e * norms / 2 + wide * norms / 2 + framework.dropout)
     return outer + shard.tokens * inner * width / shard.tp
 
@@ -81,7 +81,7 @@ def expert_activations(inputs: Inputs, shard: Shard) -> Floats:
     model, framework, e = inputs.model, inputs.framework, inputs.training.activation_bytes
     rows = shard.expert_rows * framework.expert_imbalance
     wide = linear_input_bytes(inputs)
-    inner = np.where(model.gated > 0, e * (framework.gated_tensors_kept - 1) + wide, e + wide)
+    inner = e * (np.where(model.gated > 0, framework.gated_tensors_kept, framework.plain_tensors_kept) - 1) + wide
     routed = rows * (wide * model.hidden + e * model.hidden + inner * model.moe_ffn / shard.etp)
     router = shard.norm_tokens * 4 * 2 * model.num_experts
     return routed + router + feed_forward_activations(inputs, shard, model.shared_ffn)
@@ -93,7 +93,7 @@ def layer_activations(inputs: Inputs, shard: Shard, *, moe: bool) -> LayerActiva
     feed_forward = expert_activations(inputs, shard) if moe else feed_forward_activations(inputs, shard, inputs.model.ffn)
     kept = attention + feed_forward
     checkpoint = inputs.training.activation_bytes * inputs.model.hidden * shard.norm_tokens + 0 * kept
-    return LayerActivations(kept=kept, selective=kept - scores, checkpoint=checkpoint)
+    return LayerActivations(kept=kept, selective=(kept - scores) * inputs.framework.selective_kept, checkpoint=checkpoint)
 
 
 def logits_bytes(inputs: Inputs, shard: Shard) -> Floats:
@@ -128,7 +128,8 @@ def state_bytes(inputs: Inputs, strategies: StrategyColumns, parameters: Floats,
     sharded_optimizer = np.where(stage >= 1, over, 1)
     return StateBytes(
         parameters=parameters * (training.parameter_bytes + training.cached_weight_bytes) / np.where(stage >= 3, over, 1),
-        gradients=parameters * training.gradient_bytes / np.where(stage >= 2, over, 1),
+        gradients=parameters
+        * (training.gradient_bytes / np.where(stage >= 2, over, 1) + training.sharded_gradient_bytes / sharded_optimizer),
         master_weights=parameters * training.master_weight_bytes / sharded_optimizer,
         optimizer_states=parameters * training.optimizer_state_bytes / sharded_optimizer,
     )

@@ -368,7 +368,13 @@ def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
 
 
 def _zero_stage(run: Run, problem: Problem) -> int:
+    """ZeRO stage by what the row states, else the framework's usual one.
+
+    FSDP2 under a pipeline does not reshard between micro-batches: whole parameters and gradients stay, as under ZeRO-1.
+    """
     text = run.sharding_as_stated.lower()
+    if problem.framework.id == "torchtitan" and (run.pipeline_parallel_size or 1) > 1:
+        return 1
     if re.search(r"full_shard|fsdp|^3$|zero-?3", text):
         return 3
     if re.search(r"shard_grad_op|zero-?2|^2$", text):

@@ -19,7 +19,7 @@ from autopar.accuracy.cases import Case, case_of
 from autopar.accuracy.runs import read_runs
 from autopar.accuracy.score import comparable_set, predict
 from autopar.catalog.residuals import FILE, dump_residuals
-from autopar.costmodel.columns import Floats
+from autopar.costmodel.columns import Bools, Floats
 from autopar.costmodel.intervals import FEWEST, bounds, regime_of, resolvable_gap, sample
 from autopar.costmodel.spec.residuals import Regime, ResidualGroup, ResidualTable
 
@@ -41,14 +41,26 @@ def step_residuals(cases: Sequence[Case], leave_out: str) -> Floats:
     found = np.array([np.log(p.measured_seconds / p.predicted_seconds) if p.measured_seconds else np.nan for p in predict(cases)])
     if leave_out == "nothing":
         return found
-    for group, constants in CONSTANTS.items():
-        mine = [i for i, case in enumerate(cases) if case.problem.framework.id in group.split("+") and case.measured_seconds]
+    refitted = 0
+    for constants in CONSTANTS.values():
+        frameworks = {constant.name for constant in constants if constant.owner == "framework"}
+        mine = [i for i, case in enumerate(cases) if case.problem.framework.id in frameworks and case.measured_seconds]
         if not mine:
             continue
-        errors = left_out([cases[i] for i in mine], constants, lambda case: case.run.family)
-        outside = -np.log1p(errors)
+        outside = -np.log1p(left_out([cases[i] for i in mine], constants, lambda case: case.run.family))
+        outside[~_told_by_others([cases[i] for i in mine])] = np.nan
         found[mine] = np.where(np.isnan(outside), found[mine], outside)
+        refitted += int(np.sum(~np.isnan(outside)))
+    print(f"{refitted} of {int(np.sum(~np.isnan(found)))} rows predicted by constants fitted without their family")
     return found
+
+
+def _told_by_others(cases: Sequence[Case]) -> Bools:
+    """Whether the constants of a row's framework are still fitted to something with the row's family left out."""
+    families: dict[str, set[str]] = defaultdict(set)
+    for case in cases:
+        families[case.problem.framework.id].add(case.run.family)
+    return np.array([len(families[case.problem.framework.id]) > 1 for case in cases])
 
 
 def memory_residuals(cases: Sequence[Case]) -> Floats:

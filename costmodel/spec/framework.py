@@ -87,6 +87,18 @@ class ExecutionProfile:
     """Bytes a parameter of the accumulated gradients; 0 takes the precision's."""
     gradient_reduce_bytes: float
     """Bytes a parameter that the gradient reduction sends; 0 takes the precision's."""
+    bf16_gradient_bytes: float
+    """The same under bf16; 0 for no difference."""
+    sharded_gradient_bytes: float
+    """Bytes a parameter of a second copy of the gradients that is sharded like the optimizer states."""
+    boundary_tensors_kept: float
+    """Tensors of a stage boundary's size that each micro-batch in flight holds beside its activations."""
+    selective_kept: float
+    """Share of a layer's activations (attention scores apart) that selective recomputation keeps."""
+    selective_recomputed: float
+    """Share of a layer's forward pass that it repeats beside the attention core."""
+    plain_tensors_kept: float
+    """Tensors of the feed-forward's width that a plain MLP keeps: the activation's input and output."""
     gated_tensors_kept: float
     """Tensors of the feed-forward's width that a gated MLP keeps for backward: gate, up, activated gate, product."""
     query_copies_kept: float

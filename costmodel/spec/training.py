@@ -60,11 +60,20 @@ PRECISIONS: dict[str, Precision] = {
         Precision(name="mxfp8", linear=ComputeType.MXFP8),
         Precision(name="nvfp4", linear=ComputeType.FP4),
         Precision(
-            name="amp-bf16", linear=ComputeType.BF16, parameter_bytes=4, gradient_bytes=4, master_weight_bytes=0,
-            parameter_gather_bytes=2, cached_weight_bytes=2,
+            name="amp-bf16",
+            linear=ComputeType.BF16,
+            parameter_bytes=4,
+            gradient_bytes=4,
+            master_weight_bytes=0,
+            parameter_gather_bytes=2,
+            cached_weight_bytes=2,
         ),  # fmt: skip
         Precision(
-            name="pure-bf16", linear=ComputeType.BF16, gradient_bytes=2, master_weight_bytes=0, optimizer_state_bytes=4,
+            name="pure-bf16",
+            linear=ComputeType.BF16,
+            gradient_bytes=2,
+            master_weight_bytes=0,
+            optimizer_state_bytes=4,
             gradient_reduce_bytes=2,
         ),  # fmt: skip
         Precision(

@@ -1,0 +1,135 @@
+"""What the parameters of a pipeline rank cost outside the micro-batches: bytes, reductions, gathers, the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import memory
+from .columns import Floats, StrategyColumns, column, distinct_rows, gather, trailing
+from .communication import all_gather_seconds, all_reduce_seconds, p2p_seconds, reduce_scatter_seconds
+from .compute import optimizer_seconds
+from .inputs import Inputs
+from .layer_costs import LayerCosts
+from .memory import StateBytes
+from .pipeline_shape import PipelineShape
+from .topology import crosses_domain
+
+ADAM_TRAFFIC_BYTES = 2
+"""Bytes of the updated low-precision parameter that the optimizer writes, beside reading and writing its states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """rows x ranks: what the parameters of each pipeline rank cost outside the micro-batches."""
+
+    parameters: Floats
+    states: StateBytes
+    reduction_seconds: Floats
+    """Gradient reduction at the end of the step; none under ZeRO-3, which reduces on every micro-batch."""
+    gather_seconds: Floats
+    """Parameter gather of ZeRO-1 and 2."""
+    optimizer_seconds: Floats
+
+
+_HOLDING_KEY = (
+    "tensor_parallel_size", "context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size",
+    "zero_stage", "shard_group_size",
+)  # fmt: skip
+_WORTH_SHARING = 256
+"""Below so many strategies, finding the distinct ones takes longer than computing them all."""
+
+
+def held_by_ranks(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, shape: PipelineShape) -> Holdings:
+    """Computed once for every distinct combination of the sizes it depends on, whatever the micro-batch and the recomputation."""
+    if inputs.num_gpus.ndim or len(strategies) < _WORTH_SHARING:
+        return _holdings(inputs, strategies, costs, shape)
+    first, index = distinct_rows(strategies, _HOLDING_KEY)
+    return gather(_holdings(inputs, strategies.take(first), gather(costs, first), shape), index)
+
+
+def _holdings(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, shape: PipelineShape) -> Holdings:
+    dense_params, expert_params = _rank_parameters(inputs, costs, shape)
+    training, links = trailing(inputs.training), trailing(inputs.links)
+    stage = column(strategies.zero_stage)
+    reduce, gathers, shards = [], [], []
+    grids = ((dense_params, costs.groups.data), (expert_params, costs.groups.expert_data))
+    for parameters, placed in grids if np.any(expert_params) else grids[:1]:
+        group = trailing(placed)
+        gradients = parameters * training.gradient_reduce_bytes
+        reduced = reduce_scatter_seconds(gradients, group, links)
+        if np.any(stage == 0):
+            reduced = np.where(stage == 0, all_reduce_seconds(gradients, group, links), reduced)
+        reduce.append(reduced)
+        gathers.append(np.where(stage == 0, 0, all_gather_seconds(parameters * training.parameter_gather_bytes, group, links)))
+        shards.append(parameters / np.where(stage >= 1, group.size, 1))
+    in_step = np.where(stage == 3, 0.0, 1.0)
+    return Holdings(
+        parameters=dense_params + expert_params,
+        states=_rank_states(inputs, strategies, costs, dense_params, expert_params),
+        reduction_seconds=sum(reduce[1:], start=reduce[0]) * in_step,
+        gather_seconds=sum(gathers[1:], start=gathers[0]) * in_step,
+        optimizer_seconds=_optimizer_seconds(inputs, sum(shards[1:], start=shards[0])),
+    )
+
+
+def exposed_data_seconds(inputs: Inputs, costs: LayerCosts, held: Holdings, forward: Floats, backward: Floats) -> Floats:
+    """Exposed data-parallel communication of each rank, rows x ranks.
+
+    The gradient reduction hides behind the last micro-batch's backward, and rank r finishes before the ranks below it,
+    whose backward passes it also hides behind; the parameter gather of ZeRO-1 and 2 hides behind the first forward the same way.
+    """
+    framework, ranks = inputs.framework, forward.shape[1]
+    slack_forward = np.cumsum(forward, axis=1) - forward
+    slack_backward = np.cumsum(backward, axis=1) - backward
+    exposed = _exposed(held.reduction_seconds, column(framework.data_overlap), backward, slack_backward)
+    exposed = exposed + _exposed(held.gather_seconds, column(framework.param_gather_overlap), forward, slack_forward)
+    return exposed + column(_tied_embedding_seconds(inputs, costs)) * np.isin(np.arange(ranks), [0, ranks - 1])
+
+
+def _exposed(seconds: Floats, overlap: Floats, own: Floats, slack: Floats) -> Floats:
+    """What is left of a transfer after hiding ``overlap`` of it at most behind the rank's own pass and its slack."""
+    hidden = np.minimum(seconds * overlap, own)
+    return np.maximum(seconds - hidden - slack, 0)
+
+
+def _tied_embedding_seconds(inputs: Inputs, costs: LayerCosts) -> Floats:
+    """First and last pipeline rank add up their gradients of a tied embedding, after everything else."""
+    table = costs.shard.vocab * inputs.model.hidden / costs.shard.tp * inputs.training.gradient_reduce_bytes
+    distance = costs.shard.tp * costs.shard.cp * costs.shard.dp * (costs.shard.pp - 1)
+    seconds = p2p_seconds(table, crosses_domain(distance, inputs.links), inputs.links)
+    return np.where((inputs.model.tied > 0) & (costs.shard.pp > 1), seconds, 0)
+
+
+def _optimizer_seconds(inputs: Inputs, parameters: Floats) -> Floats:
+    """Adam over the rank's shard and the gradient norm before it.
+
+    Reads gradient, weight and states, writes weight, states and the low-precision parameter; the norm reads the gradient once more.
+    """
+    training = inputs.training
+    weight = np.where(training.master_weight_bytes > 0, training.master_weight_bytes, training.parameter_bytes)
+    copies = np.where(training.master_weight_bytes > 0, ADAM_TRAFFIC_BYTES, 0)
+    per_parameter = 2 * training.gradient_bytes + 2 * weight + 2 * training.optimizer_state_bytes + copies
+    return optimizer_seconds(trailing(inputs.wide_device), parameters * column(per_parameter))
+
+
+def _rank_parameters(inputs: Inputs, costs: LayerCosts, shape: PipelineShape) -> tuple[Floats, Floats]:
+    """Parameters of each rank that shard over the dense grid, and those that shard over the expert grid."""
+    dense_count, moe_count = shape.layer_counts(inputs)
+    local = costs.local
+    shared = column(local.dense_layer) * dense_count + column(local.moe_layer_shared) * moe_count
+    shared = shared + column(local.embedding) * shape.is_first + column(local.head) * shape.is_last
+    return shape.on_ranks(shared), shape.on_ranks(column(local.moe_layer_expert) * moe_count)
+
+
+def _rank_states(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, dense: Floats, expert: Floats) -> StateBytes:
+    """State bytes of each rank: dense parameters over data x context ranks, experts over expert-data ranks."""
+    wide = trailing(inputs) if inputs.num_gpus.ndim else inputs
+    sharding = strategies.with_columns(zero_stage=column(strategies.zero_stage), shard_group_size=column(strategies.shard_group_size))
+    parts = [
+        memory.state_bytes(wide, sharding, parameters, column(group.size))
+        for parameters, group in ((dense, costs.groups.data), (expert, costs.groups.expert_data))
+    ]
+    names = ("parameters", "gradients", "master_weights", "optimizer_states")
+    return StateBytes(**{name: getattr(parts[0], name) + getattr(parts[1], name) for name in names})

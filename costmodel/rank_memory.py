@@ -1,0 +1,111 @@
+"""Bytes on each pipeline rank at its peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from . import memory
+from .columns import Floats, StrategyColumns, column
+from .inputs import Inputs
+from .layer_costs import LayerCosts
+from .memory import LayerActivations, StateBytes
+from .pipeline_closed_form import in_flight_microbatches
+from .pipeline_shape import PipelineShape
+from .stage_times import StageTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """rows x ranks, bytes at the peak by kind."""
+
+    states: StateBytes
+    activations: Floats
+    in_flight: Floats
+    """Virtual-stage activations held at once."""
+    logits: Floats
+    buffers: Floats
+    reserve: Floats
+    """Context, communicators, workspace, and what the allocator loses."""
+
+    @property
+    def allocated(self) -> Floats:
+        """The tensors alone: what the framework's allocator calls its peak."""
+        return np.asarray(self.states.total + self.activations + self.logits + self.buffers)
+
+    @property
+    def total(self) -> Floats:
+        return np.asarray(self.allocated + self.reserve)
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Inputs,
+        strategies: StrategyColumns,
+        costs: LayerCosts,
+        shape: PipelineShape,
+        times: StageTimes,
+        states: StateBytes,
+        num_microbatches: Floats,
+    ) -> RankMemory:
+        """States, what is in flight under the schedule, logits on the last rank, buffers, and the framework's reserve."""
+        activations, in_flight = _activations(inputs, costs, shape, times, num_microbatches)
+        logits = column(costs.logits) * shape.on_rank[:, -1]
+        one_layer = _one_layer(costs, shape)
+        states, activations, logits = _without_early_gradients(inputs, states, activations, logits, one_layer, num_microbatches)
+        buffers = column(memory.gathered_bytes(inputs, strategies, costs.local)) + 0 * activations
+        framework = inputs.framework
+        held = cls(states=states, activations=activations, in_flight=in_flight, logits=logits, buffers=buffers, reserve=0 * activations)
+        reserve = column(framework.memory_reserve_bytes) + column(framework.fragmentation) * held.allocated
+        return replace(held, reserve=reserve)
+
+
+def _activations(
+    inputs: Inputs, costs: LayerCosts, shape: PipelineShape, times: StageTimes, num_microbatches: Floats
+) -> tuple[Floats, Floats]:
+    """Activation bytes at each rank's peak, and the virtual-stage activations in flight there.
+
+    A rank holds ``in flight`` times its average virtual stage (with the boundary tensors the framework keeps beside it),
+    and, under full recomputation, one layer's whole set.
+    """
+
+    def kept(activations: LayerActivations) -> Floats:
+        whole = np.where(times.selective > 0, column(activations.selective), column(activations.kept))
+        return np.asarray(times.recomputed * column(activations.checkpoint) + (1 - times.recomputed) * whole)
+
+    stage = kept(costs.dense_activations) * shape.dense_layers + kept(costs.moe_activations) * shape.moe_layers
+    if shape.pipeline_parallel_size > 1:
+        stage = stage + column(inputs.framework.boundary_tensors_kept * costs.dense_activations.checkpoint)
+    of_rank = shape.on_ranks(stage) / shape.on_rank.sum(axis=1)
+    counts = np.broadcast_to(num_microbatches, (len(of_rank),)).astype(np.int64)
+    in_flight = in_flight_microbatches(shape.schedule, shape.pipeline_parallel_size, shape.virtual_pipeline_stages, counts)
+    return in_flight * of_rank + (times.recomputed > 0) * _one_layer(costs, shape), in_flight
+
+
+def _one_layer(costs: LayerCosts, shape: PipelineShape) -> Floats:
+    """rows x ranks: the whole set of the heavier layer kind a rank has."""
+    has_moe = shape.on_ranks(np.asarray(shape.moe_layers, dtype=np.float64)) > 0
+    return np.where(has_moe, column(costs.moe_activations.kept), column(costs.dense_activations.kept))
+
+
+def _without_early_gradients(
+    inputs: Inputs, states: StateBytes, activations: Floats, logits: Floats, one_layer: Floats, num_microbatches: Floats
+) -> tuple[StateBytes, Floats, Floats]:
+    """Where a single micro-batch's backward pass makes the gradients anew, they take the place of what it frees.
+
+    The peak is the larger of the two ends of that pass: activations, logits and autocast's copies at its start,
+    gradients and one layer at its end.
+    """
+    fresh = column((inputs.framework.persistent_gradients == 0) & (num_microbatches == 1))
+    copies = column(inputs.training.cached_weight_bytes / (inputs.training.parameter_bytes + inputs.training.cached_weight_bytes))
+    cached = states.parameters * copies
+    early = activations + logits + cached
+    late = states.gradients + one_layer
+    starts, ends = fresh & (early >= late), fresh & (early < late)
+    at_peak = replace(
+        states,
+        gradients=np.where(starts, 0.0, states.gradients),
+        parameters=np.where(ends, states.parameters - cached, states.parameters),
+    )
+    return at_peak, np.where(ends, one_layer, activations), np.where(ends, 0.0, logits)

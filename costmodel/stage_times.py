@@ -1,0 +1,71 @@
+"""Seconds of one micro-batch on each virtual stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .columns import Floats, StrategyColumns, column
+from .inputs import Inputs
+from .layer_costs import LayerCosts
+from .pipeline_shape import PipelineShape
+from .spec.strategy import PipelineSchedule, Recompute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """rows x virtual stages, seconds of one micro-batch; exposed transfers are folded into the passes."""
+
+    forward: Floats
+    backward: Floats
+    """Without the weight gradients."""
+    weight: Floats
+    end_forward: Floats
+    """Of that, embedding and head."""
+    end_backward: Floats
+    transfers: Floats
+    """Exposed pipeline transfers, both directions."""
+    recomputed: Floats
+    """rows x 1: share of the layers that full recomputation repeats."""
+    selective: Floats
+    """rows x 1: 1 where selective recomputation repeats its part."""
+
+    @classmethod
+    def of(cls, inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, shape: PipelineShape) -> StageTimes:
+        """Layers times their cost, plus the ends where they live and the boundary to the next rank."""
+        dense_count, moe_count = shape.layer_counts(inputs)
+
+        def over_layers(of_dense: Floats, of_moe: Floats) -> Floats:
+            return np.asarray(column(of_dense) * dense_count + column(of_moe) * moe_count)
+
+        share = recomputed_share(strategies, shape.layers_of_rank)
+        selective = column(np.asarray(strategies.is_recompute(Recompute.SELECTIVE), dtype=np.float64))
+        forward = over_layers(costs.dense.forward.total, costs.moe.forward.total)
+        repeated = share * forward + selective * over_layers(costs.dense.selective.total, costs.moe.selective.total)
+        backward = over_layers(costs.dense.backward.total, costs.moe.backward.total) + repeated
+        weight = over_layers(costs.dense.weight_gradient, costs.moe.weight_gradient)
+        first, last = shape.is_first, shape.is_last
+        heads = 1 + inputs.model.mtp_layers
+        end_forward = column(costs.ends.embedding_forward) * first + column(costs.ends.head_forward * heads) * last
+        end_backward = column(costs.ends.embedding_backward) * first + column(costs.ends.head_backward * heads) * last
+        hides = shape.schedule not in (PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B)
+        boundary = column(costs.boundary * (1 - inputs.framework.pipeline_overlap * hides))
+        sent, returned = boundary * (1 - last), boundary * (1 - first)
+        return cls(
+            forward=forward + end_forward + sent,
+            backward=backward - weight + end_backward + returned,
+            weight=weight,
+            end_forward=end_forward,
+            end_backward=end_backward,
+            transfers=sent + returned,
+            recomputed=share,
+            selective=selective,
+        )
+
+
+def recomputed_share(strategies: StrategyColumns, layers_of_rank: float) -> Floats:
+    """rows x 1: share of a rank's layers that full recomputation covers."""
+    asked = column(np.asarray(strategies.num_recompute_layers, dtype=np.float64))
+    covered = np.where(asked > 0, np.minimum(asked / max(layers_of_rank, 1), 1), 1.0)
+    return np.asarray(covered * column(strategies.is_recompute(Recompute.FULL)))
