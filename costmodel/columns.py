@@ -20,8 +20,6 @@ SCHEDULES: tuple[PipelineSchedule, ...] = tuple(PipelineSchedule)
 RECOMPUTES: tuple[Recompute, ...] = tuple(Recompute)
 CONTEXT_KINDS: tuple[ContextParallelKind, ...] = tuple(ContextParallelKind)
 
-_CODED = {"pipeline_schedule": SCHEDULES, "recompute": RECOMPUTES, "context_parallel_kind": CONTEXT_KINDS}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyColumns:
@@ -55,22 +53,46 @@ class StrategyColumns:
     def of(cls, strategies: Iterable[Strategy]) -> StrategyColumns:
         """Columns of ``strategies``, in order."""
         rows = list(strategies)
-        columns: dict[str, npt.NDArray[np.int64] | npt.NDArray[np.bool_]] = {}
-        for name in COLUMN_NAMES:
-            values = [getattr(row, name) for row in rows]
-            if name in _CODED:
-                values = [_CODED[name].index(value) for value in values]
-            columns[name] = np.array(values, dtype=np.bool_ if name == "sequence_parallel" else np.int64)
         layers = tuple(row.pipeline_layers for row in rows)
-        return cls(**columns, pipeline_layers=layers if any(layers) else ())  # type: ignore[arg-type]
+        return cls(
+            tensor_parallel_size=_integers(row.tensor_parallel_size for row in rows),
+            sequence_parallel=np.fromiter((row.sequence_parallel for row in rows), np.bool_),
+            pipeline_parallel_size=_integers(row.pipeline_parallel_size for row in rows),
+            virtual_pipeline_stages=_integers(row.virtual_pipeline_stages for row in rows),
+            pipeline_schedule=_integers(SCHEDULES.index(row.pipeline_schedule) for row in rows),
+            context_parallel_size=_integers(row.context_parallel_size for row in rows),
+            context_parallel_kind=_integers(CONTEXT_KINDS.index(row.context_parallel_kind) for row in rows),
+            expert_parallel_size=_integers(row.expert_parallel_size for row in rows),
+            expert_tensor_parallel_size=_integers(row.expert_tensor_parallel_size for row in rows),
+            data_parallel_size=_integers(row.data_parallel_size for row in rows),
+            micro_batch_size=_integers(row.micro_batch_size for row in rows),
+            zero_stage=_integers(row.zero_stage for row in rows),
+            shard_group_size=_integers(row.shard_group_size for row in rows),
+            recompute=_integers(RECOMPUTES.index(row.recompute) for row in rows),
+            num_recompute_layers=_integers(row.num_recompute_layers for row in rows),
+            pipeline_layers=layers if any(layers) else (),
+        )
 
     def strategy(self, row: int) -> Strategy:
         """Row ``row`` as a :class:`Strategy`."""
-        values = {
-            name: _CODED[name][int(getattr(self, name)[row])] if name in _CODED else getattr(self, name)[row].item()
-            for name in COLUMN_NAMES
-        }
-        return Strategy(**values, pipeline_layers=self.pipeline_layers[row] if self.pipeline_layers else ())
+        return Strategy(
+            tensor_parallel_size=int(self.tensor_parallel_size[row]),
+            sequence_parallel=bool(self.sequence_parallel[row]),
+            pipeline_parallel_size=int(self.pipeline_parallel_size[row]),
+            virtual_pipeline_stages=int(self.virtual_pipeline_stages[row]),
+            pipeline_schedule=SCHEDULES[int(self.pipeline_schedule[row])],
+            context_parallel_size=int(self.context_parallel_size[row]),
+            context_parallel_kind=CONTEXT_KINDS[int(self.context_parallel_kind[row])],
+            expert_parallel_size=int(self.expert_parallel_size[row]),
+            expert_tensor_parallel_size=int(self.expert_tensor_parallel_size[row]),
+            data_parallel_size=int(self.data_parallel_size[row]),
+            micro_batch_size=int(self.micro_batch_size[row]),
+            zero_stage=int(self.zero_stage[row]),
+            shard_group_size=int(self.shard_group_size[row]),
+            recompute=RECOMPUTES[int(self.recompute[row])],
+            num_recompute_layers=int(self.num_recompute_layers[row]),
+            pipeline_layers=self.pipeline_layers[row] if self.pipeline_layers else (),
+        )
 
     def take(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> StrategyColumns:
         """The rows chosen by a mask, an index array or a slice."""
@@ -97,13 +119,18 @@ class StrategyColumns:
         return np.isin(self.pipeline_schedule, [SCHEDULES.index(kind) for kind in kinds])
 
     def is_recompute(self, kind: Recompute) -> Bools:
-        return self.recompute == RECOMPUTES.index(kind)
+        return np.asarray(self.recompute == RECOMPUTES.index(kind))
+
+
+def _integers(values: Iterable[int]) -> Ints:
+    return np.fromiter(values, np.int64)
 
 
 COLUMN_NAMES: tuple[str, ...] = tuple(f.name for f in fields(StrategyColumns) if f.name != "pipeline_layers")
 
 
 Record = TypeVar("Record")
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def stack(rows: Sequence[Record]) -> Record:
@@ -159,6 +186,6 @@ def distinct_rows(strategies: StrategyColumns, names: tuple[str, ...]) -> tuple[
     return first, index
 
 
-def column(values: npt.ArrayLike) -> Floats:
+def column(values: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
     """A per-row value with a trailing axis, to broadcast over stages or ranks."""
     return np.asarray(values)[..., None]

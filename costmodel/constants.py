@@ -127,32 +127,40 @@ class Rows:
         )
 
     def predict(self) -> Predict:
-        """Log seconds of every row for each setting of the targets; all settings in one evaluation."""
+        """Log seconds of every row for each setting of the targets, in one evaluation.
+
+        Rows that no target bears on in which a setting differs from the first take the first's: most of them, where the rows
+        are of many owners.
+        """
+        bears = np.array([target.rows for target in self.targets]).reshape(len(self.targets), len(self.problems))
 
         def predicted(settings: Floats) -> Floats:
-            count = len(self.problems)
-            index = np.tile(np.arange(count), len(settings))
-            inputs = self._with(gather(self.inputs, index), settings)
-            found = evaluate(inputs, self.strategies.take(index), simulate=False)
-            logs: Floats = np.log(found.step_time_seconds).reshape(len(settings), count) + self._simulated
-            return logs
+            differs = (settings != settings[0]).astype(np.float64) @ bears > 0
+            differs[0] = True
+            setting, row = np.nonzero(differs)
+            found = evaluate(self._with(row, settings[setting]), self.strategies.take(row), simulate=False)
+            first = np.log(found.step_time_seconds[: len(self.problems)])
+            logs = np.tile(first, (len(settings), 1))
+            logs[setting, row] = np.log(found.step_time_seconds)
+            total: Floats = logs + self._simulated
+            return total
 
         return predicted
 
-    def _with(self, inputs: Inputs, settings: Floats) -> Inputs:
-        """``inputs`` (settings x rows, flat) with each target set in the rows it bears on."""
+    def _with(self, row: Ints, settings: Floats) -> Inputs:
+        """The inputs of each row in ``row``, with the targets that bear on it as its line of ``settings`` has them."""
+        inputs = gather(self.inputs, row)
         device, wide, links, framework = inputs.device, inputs.wide_device, inputs.links, inputs.framework
         low_precision = inputs.training.low_precision_linear > 0
-        for target, values in zip(self.targets, settings.T, strict=True):
-            bears = np.tile(target.rows, len(settings))
-            value = np.repeat(values, len(self.problems))
+        for target, value in zip(self.targets, settings.T, strict=True):
+            bears = target.rows[row]
             factor = np.where(bears, value / target.start, 1.0) if target.start else np.ones_like(value)
             match target.kind.owner:
                 case Owner.FRAMEWORK:
                     column = np.where(bears, value, getattr(framework, target.kind.field))
                     framework = replace(framework, **{target.kind.field: column})
                 case Owner.LINK:
-                    links = _scaled_links(links, target, self.problems, np.tile(np.arange(len(self.problems)), len(settings)), factor)
+                    links = _scaled_links(links, target, self.problems, row, factor)
                 case Owner.DEVICE:
                     device = _scaled_device(device, target.kind, factor, low_precision)
                     wide = _scaled_device(wide, target.kind, factor, np.zeros_like(low_precision))

@@ -9,18 +9,11 @@ import numpy as np
 
 from . import operators
 from .columns import Floats, StrategyColumns
-from .communication import (
-    all_gather_seconds,
-    all_reduce_seconds,
-    all_to_all_seconds,
-    p2p_seconds,
-    reduce_scatter_seconds,
-)
 from .compute import GemmLayout, attention_seconds, cast_seconds, gemm_seconds, memory_seconds
 from .inputs import Inputs
+from .layer_communication import Groups, context_seconds, expert_exchange_seconds, sharded_seconds, tensor_collective_seconds
 from .operators import Gemm, Traffic
-from .sharding import RING, ULYSSES, LocalParameters, Shard
-from .topology import Group, place
+from .sharding import LocalParameters, Shard
 
 HOST_SHARPNESS = 4.0
 LOCKSTEP_RANKS = 7.0
@@ -46,8 +39,8 @@ class PassTimes:
 
     @property
     def total(self) -> Floats:
-        terms = [getattr(self, f.name) for f in fields(self)]
-        return sum(terms[1:], start=terms[0])
+        computed = self.matrix + self.attention + self.elementwise + self.host
+        return computed + self.tensor + self.context + self.expert + self.sharded + self.accumulation
 
     def __add__(self, other: PassTimes) -> PassTimes:
         return PassTimes(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -68,129 +61,129 @@ class LayerTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
-    """Where the groups that talk inside a layer sit."""
+class LayerWork:
+    """What one kind of layer asks of a GPU for a micro-batch: counts, and the seconds of its expert exchange."""
 
-    tensor: Group
-    context: Group
-    expert: Group
-    expert_tensor: Group
-    data: Group
-    """Data- and context-parallel ranks together: the ones that reduce dense gradients."""
-    expert_data: Group
+    gemms: tuple[Gemm, ...]
+    traffic: Traffic
+    reductions: Floats
+    """Outputs reduced over the tensor-parallel group, in each direction."""
+    exchange: Floats
+    """Seconds of dispatch and combine, in each direction."""
+    dense_parameters: Floats
+    expert_parameters: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTimes:
+    """Seconds of a layer's kernels, without the host and without what other ranks send."""
+
+    matrix: Floats
+    input_gradient: Floats
+    weight_gradient: Floats
+    attention: Floats
+    attention_backward: Floats
+    elementwise: Floats
+    elementwise_backward: Floats
+
+    @property
+    def forward(self) -> Floats:
+        return self.matrix + self.attention + self.elementwise
+
+    @property
+    def backward(self) -> Floats:
+        return self.input_gradient + self.weight_gradient + self.attention_backward + self.elementwise_backward
 
     @classmethod
-    def of(cls, inputs: Inputs, shard: Shard) -> Groups:
-        """Placement by the rank order tp-cp-dp-pp of the dense grid and etp-ep-edp-pp of the expert grid."""
-        one = np.ones_like(shard.tp)
-        expert_data = np.maximum(shard.tp * shard.cp * shard.dp / (shard.ep * shard.etp), 1)
-        links = inputs.links
+    def of(cls, inputs: Inputs, shard: Shard, work: LayerWork) -> KernelTimes:
+        """Times of the layer's products, its attention core and its memory-bound operators."""
+        matrix, input_gradient, weight_gradient = _matrix_seconds(inputs, work.gemms)
+        attention, attention_backward = _attention_core_seconds(inputs, shard)
+        elementwise, elementwise_backward = _elementwise_seconds(inputs, work.traffic)
         return cls(
-            tensor=place(shard.tp, one, links),
-            context=place(shard.cp, shard.tp, links),
-            expert=place(shard.ep, shard.etp, links),
-            expert_tensor=place(shard.etp, one, links),
-            data=place(shard.cp * shard.dp, shard.tp, links),
-            expert_data=place(expert_data, shard.ep * shard.etp, links),
+            matrix=matrix,
+            input_gradient=input_gradient,
+            weight_gradient=weight_gradient,
+            attention=attention,
+            attention_backward=attention_backward,
+            elementwise=elementwise,
+            elementwise_backward=elementwise_backward,
         )
 
 
 def dense_layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups: Groups, local: LocalParameters) -> LayerTimes:
     """A layer with a dense feed-forward."""
-    gemms = operators.attention_projections(inputs, shard) + operators.feed_forward(inputs, shard, inputs.model.ffn)
-    traffic = operators.attention_traffic(inputs, shard) + operators.feed_forward_traffic(inputs, shard, inputs.model.ffn)
-    reductions = 2 - inputs.model.parallel_residual
-    nothing = 0 * shard.tokens
-    return _layer(inputs, strategies, shard, groups, gemms, traffic, reductions, nothing, local.dense_layer, nothing)
+    ffn, nothing = inputs.model.ffn, 0 * shard.tokens
+    work = LayerWork(
+        gemms=operators.attention_projections(inputs, shard) + operators.feed_forward(inputs, shard, ffn),
+        traffic=operators.attention_traffic(inputs, shard) + operators.feed_forward_traffic(inputs, shard, ffn),
+        reductions=2 - inputs.model.parallel_residual,
+        exchange=nothing,
+        dense_parameters=local.dense_layer,
+        expert_parameters=nothing,
+    )
+    return _layer(inputs, strategies, shard, groups, work)
 
 
 def moe_layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups: Groups, local: LocalParameters) -> LayerTimes:
     """A layer with experts, shared ones included."""
-    model = inputs.model
-    gemms = (
-        operators.attention_projections(inputs, shard)
-        + operators.expert_feed_forward(inputs, shard)
-        + operators.feed_forward(inputs, shard, model.shared_ffn)
+    shared = inputs.model.shared_ffn
+    experts = operators.expert_feed_forward(inputs, shard) + operators.feed_forward(inputs, shard, shared)
+    work = LayerWork(
+        gemms=operators.attention_projections(inputs, shard) + experts,
+        traffic=operators.attention_traffic(inputs, shard) + operators.expert_traffic(inputs, shard),
+        reductions=np.where(shared > 0, 2.0, 1.0),
+        exchange=expert_exchange_seconds(inputs, shard, groups),
+        dense_parameters=local.moe_layer_shared,
+        expert_parameters=local.moe_layer_expert,
     )
-    traffic = operators.attention_traffic(inputs, shard) + operators.expert_traffic(inputs, shard)
-    reductions = 1 + (model.shared_ffn > 0)
-    exchange = _expert_exchange_seconds(inputs, shard, groups)
-    return _layer(inputs, strategies, shard, groups, gemms, traffic, reductions, exchange, local.moe_layer_shared, local.moe_layer_expert)
+    return _layer(inputs, strategies, shard, groups, work)
 
 
-def _expert_exchange_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Floats:
-    """Dispatch and combine of one forward pass, and the expert-tensor gathers around them.
-
-    Each rank sends the ``experts_per_token`` copies of the tokens it owns (tokens / tp of them); without duplicates, one
-    to each of the d domains that hold some of a token's k experts, d (1 - (1 - 1/d)^k) of them on average.
-    """
-    domains = groups.expert.num_domains
-    copies = inputs.model.experts_per_token
-    distinct = domains * (1 - (1 - 1 / domains) ** copies)
-    copies = np.where((inputs.framework.expert_deduplicated > 0) & (domains > 1), np.minimum(distinct, copies), copies)
-    sent = copies * shard.tokens / shard.tp * inputs.model.hidden * inputs.training.activation_bytes
-    rows = shard.expert_rows * inputs.model.hidden * inputs.training.activation_bytes
-    exchange = 2 * all_to_all_seconds(sent * inputs.framework.expert_imbalance, groups.expert, inputs.links)
-    gathered = all_gather_seconds(rows, groups.expert_tensor, inputs.links) + reduce_scatter_seconds(
-        rows, groups.expert_tensor, inputs.links
-    )
-    return exchange + gathered
-
-
-def _layer(
-    inputs: Inputs,
-    strategies: StrategyColumns,
-    shard: Shard,
-    groups: Groups,
-    gemms: Sequence[Gemm],
-    traffic: Traffic,
-    reductions: Floats,
-    exchange: Floats,
-    dense_parameters: Floats,
-    expert_parameters: Floats,
-) -> LayerTimes:
+def _layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups: Groups, work: LayerWork) -> LayerTimes:
     framework = inputs.framework
-    extra = framework.kernels_per_expert_layer * (expert_parameters > 0)
-    forward_matrix, input_gradient, weight_gradient = _matrix_seconds(inputs, gemms)
-    core_forward, core_backward = _attention_core_seconds(inputs, shard)
-    elementwise_forward, elementwise_backward = _elementwise_seconds(inputs, traffic)
-    collective = _tensor_collective_seconds(inputs, shard, groups) * reductions
-    tensor_forward = collective - framework.tensor_overlap_forward * np.minimum(collective, forward_matrix)
-    tensor_backward = collective - framework.tensor_overlap_backward * np.minimum(collective, weight_gradient)
-    context_forward, context_backward = _context_seconds(inputs, shard, groups, core_forward, core_backward)
-    busy_forward = forward_matrix + core_forward + elementwise_forward
-    busy_backward = input_gradient + weight_gradient + core_backward + elementwise_backward
-    sharded_forward, sharded_backward = _sharded_seconds(
-        inputs, strategies, groups, dense_parameters, expert_parameters, busy_forward, busy_backward
-    )
+    kernels = KernelTimes.of(inputs, shard, work)
+    collective = tensor_collective_seconds(inputs, shard, groups) * work.reductions
+    tensor = collective - framework.tensor_overlap_forward * np.minimum(collective, kernels.matrix)
+    tensor_backward = collective - framework.tensor_overlap_backward * np.minimum(collective, kernels.weight_gradient)
+    context, context_backward = context_seconds(inputs, shard, groups, kernels.attention, kernels.attention_backward)
+    parameters = (work.dense_parameters, work.expert_parameters)
+    sharded, sharded_backward = sharded_seconds(inputs, strategies, groups, parameters, (kernels.forward, kernels.backward))
+    extra = framework.kernels_per_expert_layer * (work.expert_parameters > 0)
+    launches, launches_backward = framework.kernels_per_layer_forward + extra, framework.kernels_per_layer_backward + extra
     forward = PassTimes(
-        matrix=forward_matrix,
-        attention=core_forward,
-        elementwise=elementwise_forward,
-        tensor=tensor_forward,
-        context=context_forward,
-        expert=exchange - framework.expert_overlap * np.minimum(exchange, busy_forward),
-        sharded=sharded_forward,
-        accumulation=0 * busy_forward,
-        host=_host_seconds(inputs, shard, framework.kernels_per_layer_forward + extra, reductions, busy_forward + tensor_forward),
+        matrix=kernels.matrix,
+        attention=kernels.attention,
+        elementwise=kernels.elementwise,
+        tensor=tensor,
+        context=context,
+        expert=work.exchange - framework.expert_overlap * np.minimum(work.exchange, kernels.forward),
+        sharded=sharded,
+        accumulation=0 * kernels.forward,
+        host=_host_seconds(inputs, shard, launches, work.reductions, kernels.forward + tensor),
     )
     backward = PassTimes(
-        matrix=input_gradient + weight_gradient,
-        attention=core_backward,
-        elementwise=elementwise_backward,
+        matrix=kernels.input_gradient + kernels.weight_gradient,
+        attention=kernels.attention_backward,
+        elementwise=kernels.elementwise_backward,
         tensor=tensor_backward,
         context=context_backward,
-        expert=exchange - framework.expert_overlap * np.minimum(exchange, busy_backward),
+        expert=work.exchange - framework.expert_overlap * np.minimum(work.exchange, kernels.backward),
         sharded=sharded_backward,
-        accumulation=_accumulation_seconds(inputs, strategies, dense_parameters + expert_parameters),
-        host=_host_seconds(inputs, shard, framework.kernels_per_layer_backward + extra, reductions, busy_backward + tensor_backward),
+        accumulation=_accumulation_seconds(inputs, strategies, work.dense_parameters + work.expert_parameters),
+        host=_host_seconds(inputs, shard, launches_backward, work.reductions, kernels.backward + tensor_backward),
     )
-    zero = 0 * busy_forward
-    again = framework.selective_recomputed
-    selective = PassTimes(
-        matrix=again * forward_matrix,
-        attention=core_forward,
-        elementwise=_score_seconds(inputs, shard) + again * elementwise_forward,
+    selective = _selective(inputs, shard, kernels)
+    return LayerTimes(forward=forward, backward=backward, weight_gradient=kernels.weight_gradient, selective=selective)
+
+
+def _selective(inputs: Inputs, shard: Shard, kernels: KernelTimes) -> PassTimes:
+    """The attention core again, with its scores, and the share of the rest that the framework repeats beside it."""
+    zero, again = 0 * kernels.forward, inputs.framework.selective_recomputed
+    return PassTimes(
+        matrix=again * kernels.matrix,
+        attention=kernels.attention,
+        elementwise=_score_seconds(inputs, shard) + again * kernels.elementwise,
         host=zero,
         tensor=zero,
         context=zero,
@@ -198,7 +191,6 @@ def _layer(
         sharded=zero,
         accumulation=zero,
     )
-    return LayerTimes(forward=forward, backward=backward, weight_gradient=weight_gradient, selective=selective)
 
 
 def _matrix_seconds(inputs: Inputs, gemms: Sequence[Gemm]) -> tuple[Floats, Floats, Floats]:
@@ -271,68 +263,6 @@ def _score_seconds(inputs: Inputs, shard: Shard) -> Floats:
     framework = inputs.framework
     scores = inputs.training.activation_bytes * operators.score_elements(inputs, shard) * (1 - framework.fused_attention)
     return memory_seconds(inputs.wide_device, scores * (4 + 2.5 * framework.dropout) * framework.score_passes)
-
-
-def _tensor_collective_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Floats:
-    """One reduction of a layer's output over the tensor-parallel group: an all-reduce, or under sequence
-    parallelism a reduce-scatter and the all-gather before the next block (Korthikanti 2022, section 4.2.2)."""
-    size = shard.tokens * inputs.model.hidden * inputs.training.activation_bytes
-    reduced = all_reduce_seconds(size, groups.tensor, inputs.links)
-    if not np.any(shard.sp > 0):
-        return reduced
-    split = reduce_scatter_seconds(size, groups.tensor, inputs.links) + all_gather_seconds(size, groups.tensor, inputs.links)
-    return np.where(shard.sp > 0, split, reduced)
-
-
-def _context_seconds(inputs: Inputs, shard: Shard, groups: Groups, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
-    """Exposed key-value exchange: ring blocks and gathers hide behind attention, Ulysses' four all-to-alls do not."""
-    zero = 0 * forward
-    if not np.any(shard.cp > 1):
-        return zero, zero
-    model, e, links = inputs.model, inputs.training.activation_bytes, inputs.links
-    kv_width = np.where(
-        model.latent > 0, shard.local_heads * (model.qk_head_dim + model.v_head_dim), 2 * shard.local_kv_heads * model.v_head_dim
-    )
-    block = shard.tokens * kv_width * e
-    crosses = groups.context.num_domains > 1
-    ring = (shard.cp - 1) * p2p_seconds(block, crosses, links, sharing=groups.context.concurrent_groups)
-    gathered = all_gather_seconds(block * shard.cp, groups.context, links)
-    heads = shard.tokens * (shard.local_heads * (model.qk_head_dim + model.v_head_dim) + kv_width) * e
-    exchanged = all_to_all_seconds(heads, groups.context, links)
-    overlap = inputs.framework.context_overlap
-    is_ring, is_ulysses = shard.cp_kind == RING, shard.cp_kind == ULYSSES
-    ahead = np.where(is_ring, ring, gathered)
-    hidden_forward = ahead - overlap * np.minimum(ahead, forward)
-    hidden_backward = 2 * ahead - overlap * np.minimum(2 * ahead, backward)
-    return np.where(is_ulysses, exchanged, hidden_forward), np.where(is_ulysses, exchanged, hidden_backward)
-
-
-def _sharded_seconds(
-    inputs: Inputs,
-    strategies: StrategyColumns,
-    groups: Groups,
-    dense_parameters: Floats,
-    expert_parameters: Floats,
-    busy_forward: Floats,
-    busy_backward: Floats,
-) -> tuple[Floats, Floats]:
-    """ZeRO-3: gather the layer before each pass and scatter its gradients after the backward one.
-
-    A layer's transfers hide behind the compute of its neighbour, which is as long as its own.
-    """
-    zero = 0 * busy_forward
-    is_sharded = strategies.zero_stage == 3
-    if not np.any(is_sharded):
-        return zero, zero
-    training, links, overlap = inputs.training, inputs.links, inputs.framework.sharded_overlap
-    gather = all_gather_seconds(dense_parameters * training.parameter_gather_bytes, groups.data, links)
-    gather = gather + all_gather_seconds(expert_parameters * training.parameter_gather_bytes, groups.expert_data, links)
-    scatter = reduce_scatter_seconds(dense_parameters * training.gradient_reduce_bytes, groups.data, links)
-    scatter = scatter + reduce_scatter_seconds(expert_parameters * training.gradient_reduce_bytes, groups.expert_data, links)
-    gather, scatter = gather / inputs.framework.sharded_bandwidth_share, scatter / inputs.framework.sharded_bandwidth_share
-    forward = np.maximum(gather - overlap * busy_forward, (1 - overlap) * gather)
-    backward = np.maximum(gather + scatter - overlap * busy_backward, (1 - overlap) * (gather + scatter))
-    return np.where(is_sharded, forward, zero), np.where(is_sharded, backward, zero)
 
 
 def _accumulation_seconds(inputs: Inputs, strategies: StrategyColumns, parameters: Floats) -> Floats:

@@ -11,7 +11,8 @@ from .columns import Floats, StrategyColumns
 from .communication import all_reduce_seconds, p2p_seconds
 from .compute import GemmLayout, gemm_seconds, memory_seconds
 from .inputs import Inputs
-from .layer import Groups, LayerTimes
+from .layer import LayerTimes
+from .layer_communication import Groups
 from .memory import LayerActivations
 from .sharding import LocalParameters, Shard
 from .topology import crosses_domain

@@ -43,7 +43,7 @@ def attention_activations(inputs: Inputs, shard: Shard) -> tuple[Floats, Floats]
     kv = shard.local_kv_heads * model.v_head_dim
     rotated = model.rotary * (queries + kv + framework.query_copies_kept * queries)
     plain = queries + 2 * kv + rotated + values
-    latent = 2 * queries + 2 * (queries + values) - queries + values
+    latent = 3 * (queries + values)
     width = np.where(model.latent > 0, latent, plain)
     compressed = model.latent * (2 * model.query_lora_rank + 2 * model.kv_lora_rank + model.rope_head_dim)
     norms = 2 * model.norms_per_layer / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -51,6 +52,12 @@ class Measured:
     cases: tuple[Case, ...]
     skipped: tuple[Skipped, ...]
     sources: tuple[str, ...]
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the rows left unsaid and was filled in, with the number of rows."""
+        counts = Counter(note for case in self.cases for note in case.notes)
+        return tuple(f"{note} ({count} row{'' if count == 1 else 's'})" for note, count in sorted(counts.items()))
 
 
 def read_measured(paths: Sequence[str | Path], stated: Stated) -> Measured:
@@ -169,7 +176,8 @@ def _completed(run: Run, stated: Stated) -> tuple[Run, ModelSpec | None, Cluster
         **(stated.strategy or {}),
     }
     run = replace(run, **{name: value for name, value in blanks.items() if value is not None and getattr(run, name) in ("", None)})
-    model = resolve_model(stated.model) if stated.model else None
+    name = stated.model or (run.model_name if run.num_layers is None and run.hidden_size is None else "")
+    model = resolve_model(name) if name else None
     if model is not None:
         _agree(run, model)
         run = replace(run, model_name=model.name)

@@ -36,7 +36,8 @@ def framework(name: str) -> ExecutionProfile:
     for stages in ("zero_stages", "zero_stages_with_pipeline"):
         table[stages] = tuple(table[stages])
     numbers = {f.name for f in fields(ExecutionProfile) if f.type == "float"}
-    return ExecutionProfile(id=key, **{field: float(value) if field in numbers else value for field, value in table.items()})
+    values: dict[str, Any] = {field: float(value) if field in numbers else value for field, value in table.items()}
+    return ExecutionProfile(id=key, **values)
 
 
 def _table(name: str) -> dict[str, Any]:

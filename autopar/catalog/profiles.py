@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,9 +50,10 @@ def hardware_profile(device: DeviceSpec) -> HardwareProfile:
 def _overlaid(profile: HardwareProfile, own: Mapping[str, Any]) -> HardwareProfile:
     """``profile`` with the constants that the device's own file has."""
     named = [constant for constant in CONSTANTS if constant in own]
+    values: dict[str, Any] = {constant: float(own[constant]["value"]) for constant in named}
     return replace(
         profile,
-        **{constant: float(own[constant]["value"]) for constant in named},
+        **values,
         origin={**profile.origin, **{constant: Origin(own[constant]["origin"]) for constant in named}},
         sources={**profile.sources, **{constant: own[constant]["source"] for constant in named}},
     )

@@ -77,6 +77,6 @@ def command(files: tuple[str, ...], output: str | None, as_json: bool, **options
     else:
         from autopar.report.calibration import calibration_report
 
-        print_report(calibration_report(found, skipped))
+        print_report(calibration_report(found, measured.assumptions, skipped))
     if output is not None:
         note(f"wrote {output}")

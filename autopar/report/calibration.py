@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.calibration import Calibration
 
 
-def calibration_report(calibration: Calibration, skipped: Sequence[str]) -> Iterator[RenderableType]:
-    """The constants before and after, the error on rows left out, and the rows that were not used."""
+def calibration_report(calibration: Calibration, assumptions: Sequence[str], skipped: Sequence[str]) -> Iterator[RenderableType]:
+    """The constants before and after, the error on rows left out, what was assumed, and the rows that were not used."""
     if calibration.constants:
         table = plain_table("constants", "owner", "constant", "catalog", "fitted", "change")
         for constant in calibration.constants:
@@ -24,6 +24,8 @@ def calibration_report(calibration: Calibration, skipped: Sequence[str]) -> Iter
             table.add_row(constant.name, constant.field, f"{constant.catalog_value:.4g}", f"{constant.value:.4g}", change)
         yield table
     yield Text(_verdict(calibration))
+    if assumptions:
+        yield bullet_list("assumed", assumptions)
     if skipped:
         yield bullet_list("not used", skipped, style="yellow")
 

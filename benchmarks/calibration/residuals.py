@@ -22,6 +22,7 @@ from autopar.catalog.residuals import FILE, dump_residuals
 from autopar.costmodel.columns import Bools, Floats
 from autopar.costmodel.intervals import FEWEST, bounds, regime_of, resolvable_gap, sample
 from autopar.costmodel.spec.residuals import Regime, ResidualGroup, ResidualTable
+from benchmarks.accuracy.tables import RUN_TABLES
 
 from .constants import CONSTANTS
 from .steps import TABLES, left_out
@@ -32,7 +33,7 @@ SMALLEST_MEASURED_GAP = 0.01
 
 def load_cases() -> list[Case]:
     """Every scorable row of the shipped tables, with a step time or a peak memory."""
-    runs = [run for path in sorted(TABLES.glob("*.csv")) for run in read_runs(path)[0]]
+    runs = [run for name in RUN_TABLES for run in read_runs(TABLES / name)[0]]
     return [case for run in runs if isinstance(case := case_of(run), Case)]
 
 

@@ -1,6 +1,6 @@
 """Fits the constants of the execution profiles to measured steps, and says what each fit is worth on rows left out.
 
-    python -m benchmarks.calibration.steps [--only FRAMEWORK] [--write]
+    python -m benchmarks.calibration.steps [--only GROUP] [--write] [--left-out FILE]
 
 A constant belongs to a framework (``autopar/catalog/frameworks``) or a device (``autopar/catalog/profiles``), never to
 a model, a family of runs or a row. Errors are of the logarithm, robust (soft L1), with a pull towards the starting value that is
@@ -10,6 +10,7 @@ worth one row, so that what the rows do not tell stays where it was.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +23,16 @@ from scipy.optimize import least_squares
 from autopar.accuracy.cases import Case, case_of
 from autopar.accuracy.runs import read_runs
 from autopar.catalog.frameworks import FOLDER
+from autopar.catalog.hardware import device
 from autopar.catalog.profiles import FOLDER as PROFILES
+from autopar.catalog.profiles import hardware_profile
 from autopar.costmodel.columns import Bools, Floats, StrategyColumns
 from autopar.costmodel.compute import DeviceColumns
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.step import evaluate
+from benchmarks.accuracy.tables import RUN_TABLES
 
-from .constants import CONSTANTS, Constant
+from .constants import CONSTANTS, NOT_FITTED, Constant
 
 TABLES = Path(__file__).parents[1] / "accuracy"
 PULL = 1.0
@@ -36,7 +40,7 @@ PULL = 1.0
 
 def load_cases() -> list[Case]:
     """Every scorable row of the shipped tables that has a step time."""
-    runs = [run for path in sorted(TABLES.glob("*.csv")) for run in read_runs(path)[0]]
+    runs = [run for name in RUN_TABLES for run in read_runs(TABLES / name)[0] if run.family not in NOT_FITTED]
     return [case for run in runs if isinstance(case := case_of(run), Case) and case.measured_seconds]
 
 
@@ -80,7 +84,7 @@ def log_errors(cases: Sequence[Case], inputs: Inputs) -> Floats:
     return np.log(found.step_time_seconds / np.array([case.measured_seconds for case in cases]))
 
 
-def fit(cases: Sequence[Case], constants: Sequence[Constant], weights: Floats | None = None) -> Fit:
+def fit(cases: Sequence[Case], constants: Sequence[Constant], weights: Floats | None = None, *, evaluations: int = 25) -> Fit:
     """The constants that fit ``cases`` best, from where the catalog has them."""
     inputs = Inputs.stacked([case.problem for case in cases])
     weight = family_weights(cases) if weights is None else weights
@@ -93,12 +97,14 @@ def fit(cases: Sequence[Case], constants: Sequence[Constant], weights: Floats | 
         return np.concatenate([weight * errors, PULL * 0.05 * (unit - unit0)])
 
     unit0 = np.clip((start - low) / (high - low), 0.001, 0.999)
-    solved = least_squares(residuals, unit0, bounds=(0, 1), loss="soft_l1", f_scale=0.1, diff_step=1e-3, max_nfev=25)
+    solved = least_squares(residuals, unit0, bounds=(0, 1), loss="soft_l1", f_scale=0.1, diff_step=1e-3, max_nfev=evaluations)
     values = low + solved.x * (high - low)
     errors = np.expm1(log_errors(cases, with_constants(inputs, cases, constants, values)))
     return Fit(constants=tuple(constants), values=values, errors=errors)
 
 
+LEFT_OUT_EVALUATIONS = 6
+"""Steps of a refit without some rows, from the fit with them."""
 FAMILY_ROWS = 250
 """A family of more rows counts as this many, so that a big table does not drown the others."""
 
@@ -121,7 +127,7 @@ def left_out(cases: Sequence[Case], constants: Sequence[Constant], key: Callable
             continue
         kept = [case for case, gone in zip(cases, out, strict=True) if not gone]
         away = [case for case, gone in zip(cases, out, strict=True) if gone]
-        found = fit(kept, constants)
+        found = fit(kept, constants, evaluations=LEFT_OUT_EVALUATIONS)
         inputs = with_constants(Inputs.stacked([case.problem for case in away]), away, constants, found.values)
         errors[out] = np.expm1(log_errors(away, inputs))
     return errors
@@ -141,13 +147,22 @@ def write(fitted: Fit) -> None:
 
 
 def _write_device(constant: Constant, value: float) -> None:
-    """Put a device constant into its profile, which must have its own file."""
+    """Put a device constant, and the rate that moved with it in the fit, into the device's profile, which must have its own file."""
     path = PROFILES / f"{constant.name}.toml"
     source = f"fit to measured steps: benchmarks/calibration/steps.py on {', '.join(constant.families)}"
-    block = f'[{constant.field}]\nvalue = {value:.4g}\norigin = "measured"\nsource = "{source}"\n'
-    text = path.read_text()
-    pattern = rf"\[{constant.field}\]\n(?:[^\[\n].*\n)*"
-    path.write_text(re.sub(pattern, block, text) if re.search(pattern, text) else f"{text}\n{block}")
+    text = _with_block(path.read_text(), constant.field, value, "measured", source)
+    if constant.field == "gemm_efficiency":
+        profile = hardware_profile(device(constant.name))
+        short = profile.gemm_small_efficiency * value / profile.gemm_efficiency
+        source = "in its ratio to the sustained rate, which is a fit to measured steps: benchmarks/calibration/steps.py"
+        text = _with_block(text, "gemm_small_efficiency", short, "interpolated", source)
+    path.write_text(text)
+
+
+def _with_block(text: str, field: str, value: float, origin: str, source: str) -> str:
+    block = f'[{field}]\nvalue = {value:.4g}\norigin = "{origin}"\nsource = "{source}"\n'
+    pattern = rf"\[{field}\]\n(?:[^\[\n].*\n)*"
+    return re.sub(pattern, block, text) if re.search(pattern, text) else f"{text}\n{block}"
 
 
 def summary(errors: Floats) -> str:
@@ -156,35 +171,78 @@ def summary(errors: Floats) -> str:
     return f"mean {size.mean():5.1f}  median {np.median(size):5.1f}  p90 {np.quantile(size, 0.9):5.1f}  bias {errors.mean() * 100:+5.1f}"
 
 
+def left_out_report(every: Sequence[Case]) -> dict[str, object]:
+    """Errors with each family, model and device left out in turn, and the constants with the rows each was fitted on.
+
+    A group of rows whose framework is then fitted to nothing keeps the constants of the profile it extends.
+    """
+    table: dict[str, dict[str, object]] = {}
+    for key in ("family", "model_name", "device"):
+        cases: list[Case] = []
+        errors: list[float] = []
+        for constants in CONSTANTS.values():
+            mine = rows_of(every, constants)
+            found = left_out(mine, constants, lambda case: str(getattr(case.run, key)))  # noqa: B023
+            cases += [case for case, error in zip(mine, found, strict=True) if not np.isnan(error)]
+            errors += [float(error) for error in found if not np.isnan(error)]
+        names = np.array([str(getattr(case.run, key)) for case in cases])
+        table[key] = {str(name): figures(np.array(errors)[names == name]) for name in np.unique(names)}
+        table[key]["all"] = figures(np.array(errors))
+        print(f"each {key} left out: {summary(np.array(errors))}", flush=True)
+    constants_table = [
+        {
+            "owner": c.owner, "name": c.name, "field": c.field, "value": c.current(), "low": c.low, "high": c.high,
+            "rows": sum(c.applies_to(case) for case in every),
+        }
+        for constants in CONSTANTS.values()
+        for c in constants
+    ]  # fmt: skip
+    return {"by": table, "constants": constants_table, "not_fitted": NOT_FITTED}
+
+
+def rows_of(cases: Sequence[Case], constants: Sequence[Constant]) -> list[Case]:
+    """The rows of the frameworks that ``constants`` belong to."""
+    owners = {constant.name for constant in constants if constant.owner == "framework"}
+    return [case for case in cases if case.problem.framework.id in owners]
+
+
+def figures(errors: Floats) -> dict[str, float]:
+    """Rows, mean, median, 90th percentile of the absolute error, and bias."""
+    size = np.abs(errors)
+    return {
+        "rows": len(errors),
+        "mean_absolute_error": round(float(size.mean()), 4),
+        "median_absolute_error": round(float(np.median(size)), 4),
+        "p90_absolute_error": round(float(np.quantile(size, 0.9)), 4),
+        "bias": round(float(errors.mean()), 4),
+    }
+
+
 def main() -> None:
-    """Fit every framework's constants, print what they come to."""
+    """Fit every group's constants, print what they come to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", help="a framework id; may be repeated")
+    parser.add_argument("--only", action="append", help="a group of constants; may be repeated")
     parser.add_argument("--write", action="store_true", help="write the constants into the catalog")
-    parser.add_argument("--leave-out", choices=("family", "model_name", "device"), help="also report the error with each left out")
+    parser.add_argument("--left-out", type=Path, help="fit with each family, model and device left out, and write the errors here")
     arguments = parser.parse_args()
     every = load_cases()
+    if arguments.left_out:
+        arguments.left_out.write_text(json.dumps(left_out_report(every), indent=1) + "\n")
+        return
     for group, constants in CONSTANTS.items():
         if arguments.only and group not in arguments.only:
             continue
-        cases = [case for case in every if case.problem.framework.id in {c.name for c in constants if c.owner == "framework"}]
+        cases = rows_of(every, constants)
         found = fit(cases, constants)
         print(f"{group}: {len(cases)} rows, {len(constants)} constants, {summary(found.errors)}")
         for constant, value in zip(constants, found.values, strict=True):
             print(f"    {constant.name}.{constant.field} = {value:.4g} (was {constant.current():.4g})")
         families = np.array([case.run.family for case in cases])
         for family in np.unique(families):
-            print(f"  {family:20s} {np.sum(families == family):5d}  {summary(found.errors[families == family])}")
-        if arguments.leave_out:
-            outside = left_out(cases, constants, lambda case: str(getattr(case.run, arguments.leave_out)))
-            known = ~np.isnan(outside)
-            if known.any():
-                print(f"  each {arguments.leave_out} left out: {summary(outside[known])}")
+            print(f"  {family:20s} {np.sum(families == family):5d}  {summary(found.errors[families == family])}", flush=True)
         if arguments.write:
             write(found)
 
 
 if __name__ == "__main__":
     main()
-
-

@@ -82,11 +82,15 @@ class ClusterSpec:
             faults.append(Fault(field="gpus_per_node", given=str(self.gpus_per_node), required="at least 1"))
         if not self.tiers:
             faults.append(Fault(field="tiers", given="none", required="at least one link tier"))
-        for tier in self.tiers:
-            if not tier.bandwidth > 0 or not tier.latency_seconds >= 0 or not tier.oversubscription >= 1:
-                faults.append(
-                    Fault(field=f"tiers.{tier.name}", given="", required="bandwidth > 0, latency_seconds >= 0 and oversubscription >= 1")
-                )
+        faults += [
+            Fault(
+                field=f"tiers.{tier.name}",
+                given=f"{tier.bandwidth:g} bytes/s, {tier.latency_seconds:g} s, oversubscription {tier.oversubscription:g}",
+                required="bandwidth > 0, latency_seconds >= 0 and oversubscription >= 1",
+            )
+            for tier in self.tiers
+            if not tier.bandwidth > 0 or not tier.latency_seconds >= 0 or not tier.oversubscription >= 1
+        ]
         raise_if(faults)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ class StageMemory:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, name) for name in self.__slots__)
+        return math.fsum(getattr(self, name) for name in self.__slots__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

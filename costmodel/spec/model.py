@@ -256,14 +256,18 @@ def _faults(spec: ModelSpec) -> Iterator[Fault]:
         )
     if not 0 <= spec.num_sliding_layers <= spec.num_layers:
         yield Fault(field="num_sliding_layers", given=str(spec.num_sliding_layers), required=f"0 to num_layers={spec.num_layers}")
-    if (moe := spec.moe) is not None:
-        if not 1 <= moe.num_experts <= MAX_EXPERTS:
-            yield Fault(field="num_experts", given=str(moe.num_experts), required=f"an integer from 1 to {MAX_EXPERTS:,}")
-        if not 1 <= moe.experts_per_token <= moe.num_experts:
-            yield Fault(field="experts_per_token", given=str(moe.experts_per_token), required=f"1 to num_experts={moe.num_experts}")
-        if not 1 <= moe.ffn_hidden_size <= MAX_WIDTH:
-            yield Fault(field="moe.ffn_hidden_size", given=str(moe.ffn_hidden_size), required=f"an integer from 1 to {MAX_WIDTH:,}")
-        if moe.layer_frequency < 1:
-            yield Fault(field="moe.layer_frequency", given=str(moe.layer_frequency), required="at least 1")
-        if not 0 <= moe.first_dense_layers <= spec.num_layers:
-            yield Fault(field="moe.first_dense_layers", given=str(moe.first_dense_layers), required=f"0 to num_layers={spec.num_layers}")
+    if spec.moe is not None:
+        yield from _moe_faults(spec.moe, spec.num_layers)
+
+
+def _moe_faults(moe: MixtureOfExperts, num_layers: int) -> Iterator[Fault]:
+    if not 1 <= moe.num_experts <= MAX_EXPERTS:
+        yield Fault(field="num_experts", given=str(moe.num_experts), required=f"an integer from 1 to {MAX_EXPERTS:,}")
+    if not 1 <= moe.experts_per_token <= moe.num_experts:
+        yield Fault(field="experts_per_token", given=str(moe.experts_per_token), required=f"1 to num_experts={moe.num_experts}")
+    if not 1 <= moe.ffn_hidden_size <= MAX_WIDTH:
+        yield Fault(field="moe.ffn_hidden_size", given=str(moe.ffn_hidden_size), required=f"an integer from 1 to {MAX_WIDTH:,}")
+    if moe.layer_frequency < 1:
+        yield Fault(field="moe.layer_frequency", given=str(moe.layer_frequency), required="at least 1")
+    if not 0 <= moe.first_dense_layers <= num_layers:
+        yield Fault(field="moe.first_dense_layers", given=str(moe.first_dense_layers), required=f"0 to num_layers={num_layers}")

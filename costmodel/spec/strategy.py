@@ -68,9 +68,11 @@ class Strategy:
         ]
         if self.zero_stage not in (0, 1, 2, 3):
             faults.append(Fault(field="zero_stage", given=repr(self.zero_stage), required="0, 1, 2 or 3"))
-        for name in ("shard_group_size", "num_recompute_layers"):
-            if getattr(self, name) < 0:
-                faults.append(Fault(field=name, given=repr(getattr(self, name)), required="0 or more"))
+        faults += [
+            Fault(field=name, given=repr(getattr(self, name)), required="0 or more")
+            for name in ("shard_group_size", "num_recompute_layers")
+            if getattr(self, name) < 0
+        ]
         raise_if(faults)
 
     @property

@@ -67,7 +67,7 @@ PRECISIONS: dict[str, Precision] = {
             master_weight_bytes=0,
             parameter_gather_bytes=2,
             cached_weight_bytes=2,
-        ),  # fmt: skip
+        ),
         Precision(
             name="pure-bf16",
             linear=ComputeType.BF16,
@@ -75,7 +75,7 @@ PRECISIONS: dict[str, Precision] = {
             master_weight_bytes=0,
             optimizer_state_bytes=4,
             gradient_reduce_bytes=2,
-        ),  # fmt: skip
+        ),
         Precision(
             name="fp32", linear=ComputeType.FP32, activation_bytes=4, parameter_bytes=4, master_weight_bytes=0, parameter_gather_bytes=4
         ),

@@ -166,6 +166,41 @@ def test_logs_are_rows(autopar, tmp_path: Path) -> None:
     assert "notes.log: no steps in the form" in outcome.err
 
 
+def test_what_logs_leave_unsaid_is_assumed_aloud(autopar, tmp_path: Path) -> None:
+    """DeepSpeed says neither the model nor the device nor the sequence: flags do; that it recomputes is assumed."""
+    logs = []
+    for number, (batch, rate) in enumerate(((64, 9.0), (128, 9.5), (256, 9.9), (512, 10.0))):
+        config = f"train_batch_size ... {batch}\n train_micro_batch_size_per_gpu ... 2\n gradient_accumulation_steps ... {batch // 16}"
+        steps = [f"epoch=0/micro_step={n}/global_step={n}, RunningAvgSamplesPerSec=9.0, CurrSamplesPerSec={rate}" for n in range(1, 8)]
+        logs.append(tmp_path / f"{number}.log")
+        logs[-1].write_text("\n".join([f" {config}", " zero_optimization_stage ... 3", *steps]))
+    flags = ("--model", "llama3-8b", "--gpu", "a100-sxm4-80gb", "--seq", 2048)
+    outcome = autopar("calibrate", *logs, *flags)
+    assert outcome.code == 0
+    assert "recompute taken as full" in outcome.out
+    assert "(4 rows)" in outcome.out
+    told = autopar("calibrate", *logs, *flags, "--recompute", "none")
+    assert "recompute" not in told.out
+
+
+def test_a_model_named_in_the_log_is_the_catalogs(tmp_path: Path) -> None:
+    from autopar.accuracy.calibration import Stated, read_measured
+
+    lines = ["Building 1-D device mesh with ['dp_shard'], [8]", "CUDA capacity: NVIDIA H100 80GB HBM3 with 79.10GiB memory"]
+    lines += [
+        "Building llama3 8B with X()",
+        "Training starts at step 1, with local batch size 1, global batch size 8, sequence length 8192, x",
+    ]
+    lines += [f"step: {n}  loss: 8.1  memory: 40.50GiB(51.20%)  tps: 6,000  tflops: 300.12  mfu: 30.35%" for n in range(1, 8)]
+    file = tmp_path / "titan.log"
+    file.write_text("\n".join(lines))
+    (case,) = read_measured([file], Stated()).cases
+    assert (case.problem.model.name, case.problem.cluster.device.id) == ("llama3-8b", "h100-sxm5-80gb")
+    assert case.problem.framework.id == "torchtitan"
+    assert (case.strategy.zero_stage, case.strategy.micro_batch_size) == (3, 1)
+    assert case.measured_seconds == pytest.approx(8192 / 6000)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
