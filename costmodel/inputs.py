@@ -48,19 +48,18 @@ class TrainingColumns:
     def of(cls, training: TrainingSpec, framework: ExecutionProfile) -> TrainingColumns:
         """Sizes of ``training``, with what ``framework`` stores in its own way."""
         precision = training.precision
-        whole = framework.bf16_gradient_bytes if precision.linear is not ComputeType.FP16 else 0.0
-        own = whole or framework.gradient_bytes
+        own = precision.linear is not ComputeType.FP16
         mixed = precision.master_weight_bytes > 0
         values = {
             "global_batch_size": training.global_batch_size,
             "sequence_length": training.sequence_length,
             "activation_bytes": precision.activation_bytes,
             "parameter_bytes": precision.parameter_bytes,
-            "gradient_bytes": own if mixed and own else precision.gradient_bytes,
-            "sharded_gradient_bytes": 0.0 if whole else framework.sharded_gradient_bytes,
+            "gradient_bytes": (framework.gradient_bytes if mixed and own else 0.0) or precision.gradient_bytes,
+            "sharded_gradient_bytes": precision.sharded_gradient_bytes + (framework.sharded_gradient_bytes if own else 0.0),
             "master_weight_bytes": precision.master_weight_bytes,
             "optimizer_state_bytes": precision.optimizer_state_bytes if training.optimizer is Optimizer.ADAM else 0.0,
-            "gradient_reduce_bytes": framework.gradient_reduce_bytes or precision.gradient_reduce_bytes,
+            "gradient_reduce_bytes": (framework.gradient_reduce_bytes if own else 0.0) or precision.gradient_reduce_bytes,
             "parameter_gather_bytes": precision.parameter_gather_bytes,
             "cached_weight_bytes": precision.cached_weight_bytes,
             "low_precision_linear": precision.linear.value in ("fp8", "mxfp8", "nvfp4"),

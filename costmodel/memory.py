@@ -16,7 +16,8 @@ from .inputs import Inputs
 from .operators import score_elements
 from .sharding import LocalParameters, Shard
 
-LOGSUMEXP_BYTES = 4
+STATISTIC_BYTES = 4
+"""Norm statistics, log-sum-exp and rotary tables stay in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +34,10 @@ class LayerActivations:
 def attention_activations(inputs: Inputs, shard: Shard) -> tuple[Floats, Floats]:
     """Bytes the attention block keeps, and how many of them are scores.
 
-    norm input and output (2 tensors of h), q, k, v, the attention output, log-sum-exp; rotary adds rotated q and k (q, k, v
-    stay as views of one product). Latent attention keeps its compressed tensors and their norms too. Unfused
-    attention keeps softmax output and, with dropout, its mask and result: 5 bytes a score at 2 bytes a value.
+    Norm input, output and statistics, q, k, v, the attention output, log-sum-exp; rotary adds rotated q and k (q, k, v
+    stay as views of one product). Latent attention keeps q, k, v, their up-projections and its compressed tensors with
+    their norms. Unfused attention keeps softmax output and, with dropout, its mask and result: 5 bytes a score at 2
+    bytes a value. With dropout, plain heads and no rotary it is table 2 of Korthikanti 2022 to the byte, statistics aside.
     """
     model, framework, e = inputs.model, inputs.framework, inputs.training.activation_bytes
     queries = shard.local_heads * model.qk_head_dim
@@ -46,18 +48,33 @@ def attention_activations(inputs: Inputs, shard: Shard) -> tuple[Floats, Floats]
     latent = 3 * (queries + values)
     width = np.where(model.latent > 0, latent, plain)
     compressed = model.latent * (2 * model.query_lora_rank + 2 * model.kv_lora_rank + model.rope_head_dim)
-    norms = 2 * model.norms_per_layer / 2
-    wide = linear_input_bytes(inputs)
-    outer = shard.norm_tokens * (model.hidden * (e * norms / 2 + wide * norms / 2) + e * compressed)
-    dropout = framework.dropout * model.hidden * shard.norm_tokens
-    statistics = LOGSUMEXP_BYTES * shard.local_heads * framework.fused_attention
+    outer = block_ends(inputs, shard) + shard.norm_tokens * e * compressed
+    statistics = STATISTIC_BYTES * shard.local_heads * framework.fused_attention
     scores = score_elements(inputs, shard) * (1 - framework.fused_attention) * (e + framework.dropout * (e + 1))
-    return outer + shard.tokens * (e * width + statistics) + dropout + scores, scores
+    return outer + shard.tokens * (e * width + statistics) + scores, scores
+
+
+def block_ends(inputs: Inputs, shard: Shard) -> Floats:
+    """Bytes at the ends of a block (half a layer): its norm's input, output and statistics, and its dropout's mask.
+
+    The norm's output is kept as the input of linear layers, which FP8 stores in one byte.
+    """
+    model, e = inputs.model, inputs.training.activation_bytes
+    norm = model.hidden * (e + linear_input_bytes(inputs)) + STATISTIC_BYTES * model.norm_statistics
+    mask = inputs.framework.dropout * model.hidden
+    return np.asarray(shard.norm_tokens * (norm * model.norms_per_layer / 2 + mask))
+
+
+def rotary_tables(inputs: Inputs, shard: Shard) -> Floats:
+    """Bytes of the cosines and sines of rotary positions: one pair of fp32 tables for all layers of a rank."""
+    model = inputs.model
+    width = np.where(model.latent > 0, model.rope_head_dim, model.qk_head_dim)
+    return np.asarray(2 * STATISTIC_BYTES * model.rotary * shard.sequence / shard.cp * width)
 
 
 def linear_input_bytes(inputs: Inputs) -> Floats:
     """Bytes of a value kept only to be the input of a linear layer: 1 where those run in FP8."""
-    return np.where(inputs.training.low_precision_linear > 0, 1.0, inputs.training.activation_bytes)
+    return np.asarray(np.where(inputs.training.low_precision_linear > 0, 1.0, inputs.training.activation_bytes))
 
 
 def feed_forward_activations(inputs: Inputs, shard: Shard, width: Floats) -> Floats:
@@ -65,25 +82,27 @@ def feed_forward_activations(inputs: Inputs, shard: Shard, width: Floats) -> Flo
 
     Plain: activation input and output. Gated: gate, up and product, and in eager PyTorch the activated gate.
     """
-    model, framework, e = inputs.model, inputs.framework, inputs.training.activation_bytes
-    norms = 2 * model.norms_per_layer / 2
-    wide = linear_input_bytes(inputs)
-    inner = e * (np.where(model.gated > 0, framework.gated_tensors_kept, framework.plain_tensors_kept) - 1) + wide
-    outer = shard.norm_tokens * model.hidden * (e * norms / 2 + wide * norms / 2 + framework.dropout)
-    return outer + shard.tokens * inner * width / shard.tp
+    return np.asarray(block_ends(inputs, shard) + shard.tokens * _inner_bytes(inputs) * width / shard.tp)
+
+
+def _inner_bytes(inputs: Inputs) -> Floats:
+    """Bytes of one element of the feed-forward's width: its inner tensors, of which the last is the input of a linear layer."""
+    framework = inputs.framework
+    tensors = np.where(inputs.model.gated > 0, framework.gated_tensors_kept, framework.plain_tensors_kept)
+    return np.asarray(inputs.training.activation_bytes * (tensors - 1) + linear_input_bytes(inputs))
 
 
 def expert_activations(inputs: Inputs, shard: Shard) -> Floats:
-    """Bytes an expert layer's feed-forward keeps: router, permuted rows, inner tensors of the routed rows, shared expert.
+    """Bytes an expert layer's feed-forward keeps: router, routed rows (as permuted, as dispatched, expert output, as
+    returned), inner tensors of the routed rows, shared expert.
 
     Rows do not shrink with expert parallelism: a rank receives as many as it sends (balanced routing).
     """
     model, framework, e = inputs.model, inputs.framework, inputs.training.activation_bytes
     rows = shard.expert_rows * framework.expert_imbalance
     wide = linear_input_bytes(inputs)
-    inner = e * (np.where(model.gated > 0, framework.gated_tensors_kept, framework.plain_tensors_kept) - 1) + wide
-    routed = rows * (wide * model.hidden + e * model.hidden + inner * model.moe_ffn / shard.etp)
-    router = shard.norm_tokens * 4 * 2 * model.num_experts
+    routed = rows * ((wide + 3 * e) * model.hidden + _inner_bytes(inputs) * model.moe_ffn / shard.etp)
+    router = shard.norm_tokens * 2 * STATISTIC_BYTES * model.num_experts
     return routed + router + feed_forward_activations(inputs, shard, model.shared_ffn)
 
 

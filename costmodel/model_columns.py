@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .columns import Floats
-from .spec.model import LatentAttention, MixtureOfExperts, ModelSpec, PositionEmbedding
+from .spec.model import LatentAttention, MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,8 @@ class ModelColumns:
     rotary: Floats
     norms_per_layer: Floats
     norm_parameters: Floats
+    norm_statistics: Floats
+    """fp32 values a norm keeps for each token: mean and deviation, or the root mean square alone."""
     attention_replicated_parameters: Floats
     """Norms over head dimensions, sinks, output bias: what every tensor-parallel rank holds whole."""
     parallel_residual: Floats
@@ -80,6 +82,7 @@ class ModelColumns:
             "rotary": model.position_embedding is PositionEmbedding.ROTARY,
             "norms_per_layer": model.norms_per_layer,
             "norm_parameters": model.norm_parameters,
+            "norm_statistics": 1 if model.norm is Norm.RMS_NORM else 2,
             "attention_replicated_parameters": _replicated_attention_parameters(model),
             "parallel_residual": model.parallel_residual,
             "sliding_window": model.sliding_window,

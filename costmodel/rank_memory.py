@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from . import memory
-from .columns import Floats, StrategyColumns, column
+from .columns import Bools, Floats, StrategyColumns, column
 from .inputs import Inputs
 from .layer_costs import LayerCosts
 from .memory import LayerActivations, StateBytes
@@ -40,20 +40,18 @@ class RankMemory:
 
     @classmethod
     def of(
-        cls,
-        inputs: Inputs,
-        strategies: StrategyColumns,
-        costs: LayerCosts,
-        shape: PipelineShape,
-        times: StageTimes,
-        states: StateBytes,
-        num_microbatches: Floats,
+        cls, inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, shape: PipelineShape, times: StageTimes, states: StateBytes
     ) -> RankMemory:
-        """States, what is in flight under the schedule, logits on the last rank, buffers, and the framework's reserve."""
-        activations, in_flight = _activations(inputs, costs, shape, times, num_microbatches)
+        """States, what is in flight under the schedule, logits on the last rank, buffers, and the framework's reserve.
+
+        Full recomputation adds one layer's whole set, at another moment than the logits: the larger of the two counts.
+        """
+        held_activations, in_flight = _activations(inputs, costs, shape, times)
         logits = column(costs.logits) * shape.on_rank[:, -1]
         one_layer = _one_layer(costs, shape)
-        states, activations, logits = _without_early_gradients(inputs, states, activations, logits, one_layer, num_microbatches)
+        activations = held_activations + (times.recomputed > 0) * np.maximum(one_layer - logits, 0)
+        single = costs.shard.num_microbatches == 1
+        states, activations, logits = _without_early_gradients(inputs, states, activations, logits, one_layer, single)
         buffers = column(memory.gathered_bytes(inputs, strategies, costs.local)) + 0 * activations
         framework = inputs.framework
         held = cls(states=states, activations=activations, in_flight=in_flight, logits=logits, buffers=buffers, reserve=0 * activations)
@@ -61,26 +59,25 @@ class RankMemory:
         return replace(held, reserve=reserve)
 
 
-def _activations(
-    inputs: Inputs, costs: LayerCosts, shape: PipelineShape, times: StageTimes, num_microbatches: Floats
-) -> tuple[Floats, Floats]:
+def _activations(inputs: Inputs, costs: LayerCosts, shape: PipelineShape, times: StageTimes) -> tuple[Floats, Floats]:
     """Activation bytes at each rank's peak, and the virtual-stage activations in flight there.
 
-    A rank holds ``in flight`` times its average virtual stage (with the boundary tensors the framework keeps beside it),
-    and, under full recomputation, one layer's whole set.
+    A rank holds ``in flight`` times its average virtual stage (with the boundary tensors the framework keeps beside it), and the
+    tables that its layers share. A multi-token-prediction module counts as a layer of the last stage.
     """
 
     def kept(activations: LayerActivations) -> Floats:
         whole = np.where(times.selective > 0, column(activations.selective), column(activations.kept))
         return np.asarray(times.recomputed * column(activations.checkpoint) + (1 - times.recomputed) * whole)
 
-    stage = kept(costs.dense_activations) * shape.dense_layers + kept(costs.moe_activations) * shape.moe_layers
+    dense_count, moe_count = shape.layer_counts(inputs)
+    stage = kept(costs.dense_activations) * dense_count + kept(costs.moe_activations) * moe_count
     if shape.pipeline_parallel_size > 1:
         stage = stage + column(inputs.framework.boundary_tensors_kept * costs.dense_activations.checkpoint)
     of_rank = shape.on_ranks(stage) / shape.on_rank.sum(axis=1)
-    counts = np.broadcast_to(num_microbatches, (len(of_rank),)).astype(np.int64)
+    counts = np.broadcast_to(costs.shard.num_microbatches, (len(of_rank),)).astype(np.int64)
     in_flight = in_flight_microbatches(shape.schedule, shape.pipeline_parallel_size, shape.virtual_pipeline_stages, counts)
-    return in_flight * of_rank + (times.recomputed > 0) * _one_layer(costs, shape), in_flight
+    return np.asarray(in_flight * of_rank + column(memory.rotary_tables(inputs, costs.shard))), in_flight
 
 
 def _one_layer(costs: LayerCosts, shape: PipelineShape) -> Floats:
@@ -90,14 +87,14 @@ def _one_layer(costs: LayerCosts, shape: PipelineShape) -> Floats:
 
 
 def _without_early_gradients(
-    inputs: Inputs, states: StateBytes, activations: Floats, logits: Floats, one_layer: Floats, num_microbatches: Floats
+    inputs: Inputs, states: StateBytes, activations: Floats, logits: Floats, one_layer: Floats, single: Bools
 ) -> tuple[StateBytes, Floats, Floats]:
     """Where a single micro-batch's backward pass makes the gradients anew, they take the place of what it frees.
 
     The peak is the larger of the two ends of that pass: activations, logits and autocast's copies at its start,
     gradients and one layer at its end.
     """
-    fresh = column((inputs.framework.persistent_gradients == 0) & (num_microbatches == 1))
+    fresh = column((inputs.framework.persistent_gradients == 0) & single)
     copies = column(inputs.training.cached_weight_bytes / (inputs.training.parameter_bytes + inputs.training.cached_weight_bytes))
     cached = states.parameters * copies
     early = activations + logits + cached

@@ -29,6 +29,8 @@ class Shard:
     etp: Floats
     sp: Floats
     micro_batch: Floats
+    num_microbatches: Floats
+    """Of one data-parallel rank and step."""
     sequence: Floats
     tokens: Floats
     norm_tokens: Floats
@@ -60,6 +62,7 @@ class Shard:
         )
         sp = np.asarray(strategies.sequence_parallel, dtype=np.float64)
         micro_batch = np.asarray(strategies.micro_batch_size, dtype=np.float64)
+        dp = np.asarray(strategies.data_parallel_size, dtype=np.float64)
         tokens = inputs.training.sequence_length * micro_batch / cp
         multiple = inputs.framework.vocab_padding_multiple * tp
         padded = np.where(multiple > 0, np.ceil(model.vocab / np.maximum(multiple, 1)) * multiple, model.vocab)
@@ -67,11 +70,12 @@ class Shard:
             tp=tp,
             cp=cp,
             pp=np.asarray(strategies.pipeline_parallel_size, dtype=np.float64),
-            dp=np.asarray(strategies.data_parallel_size, dtype=np.float64),
+            dp=dp,
             ep=ep,
             etp=etp,
             sp=sp,
             micro_batch=micro_batch,
+            num_microbatches=inputs.training.global_batch_size / (dp * micro_batch),
             sequence=inputs.training.sequence_length,
             tokens=tokens,
             norm_tokens=tokens / np.where(sp > 0, tp, 1),

@@ -128,7 +128,7 @@ def _pipeline_groups(inputs: Inputs, strategies: StrategyColumns) -> Iterator[In
 def _stage_costs(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, rows: Ints, *, simulate: bool) -> StageCosts:
     shape = PipelineShape.of(inputs, strategies)
     times = StageTimes.of(inputs, strategies, costs, shape)
-    count = inputs.training.global_batch_size / (costs.shard.dp * costs.shard.micro_batch)
+    count = costs.shard.num_microbatches
     makespan, exact = makespan_seconds(
         shape.schedule,
         shape.pipeline_parallel_size,
@@ -148,7 +148,7 @@ def _stage_costs(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts,
         layer=costs,
         times=times,
         held=held,
-        memory=RankMemory.of(inputs, strategies, costs, shape, times, held.states, count),
+        memory=RankMemory.of(inputs, strategies, costs, shape, times, held.states),
         num_microbatches=count + 0 * makespan,
         makespan=makespan,
         exact=exact,

@@ -21,6 +21,8 @@ from autopar.accuracy.score import Accuracy, comparable_set
 from autopar.costmodel.spec.units import format_seconds
 from autopar.io.files import write_text
 
+from .golden_memory import section as golden_memory_section
+from .public_cases import section as public_cases_section
 from .published import comparisons
 from .tables import FOLDER, ROOT, markdown, shipped_accuracy, shipped_runs
 from .targets import MEMORY_TARGETS, TIME_TARGETS, Target, ranking_rows, verdict
@@ -61,6 +63,7 @@ def main() -> None:
         _groups(accuracy, "family"),
         _groups(accuracy, "device"),
         _memory(accuracy),
+        golden_memory_section(),
         _ranking(accuracy),
         _published(accuracy),
         _peers(accuracy),
@@ -68,6 +71,7 @@ def main() -> None:
         ["## Scatter plots", "", *(f"![step time by {column}](accuracy/{path.name})\n" for column, path in plots.items())],
         _worst(accuracy),
         _skipped(accuracy),
+        public_cases_section(),
     ]
     text = "\n".join(line for section in sections for line in section)
     write_text(DOCS / "accuracy.md", text.rstrip() + "\n")

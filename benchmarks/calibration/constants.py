@@ -56,6 +56,9 @@ _MODERN = {
 NOT_FITTED = {"nemolauncher": "recomputation neither stated nor to be inferred: without it the runs would not fit their memory"}
 """Families that are predicted but never fitted on, and why."""
 
+TRUST = {"bs-v100": 0.3}
+"""Weight of the rows of a family whose source says they are noisy: Jean Zay's shared network, results within 40 %."""
+
 CONSTANTS: dict[str, tuple[Constant, ...]] = {
     "one H200": _of("pytorch-eager", **_PASSES, loss_passes=(3, 40)),
     "one H200, transformers": _of("transformers", **_PASSES, loss_passes=(3, 60), kernels_per_layer_forward=(10, 200)),

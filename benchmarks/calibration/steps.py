@@ -32,7 +32,7 @@ from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.step import evaluate
 from benchmarks.accuracy.tables import RUN_TABLES
 
-from .constants import CONSTANTS, NOT_FITTED, Constant
+from .constants import CONSTANTS, NOT_FITTED, TRUST, Constant
 
 TABLES = Path(__file__).parents[1] / "accuracy"
 PULL = 1.0
@@ -113,7 +113,8 @@ def family_weights(cases: Sequence[Case]) -> Floats:
     """Weight of each row; squares of a family's weights add up to at most FAMILY_ROWS."""
     names = np.array([case.run.family for case in cases])
     _, index, counts = np.unique(names, return_inverse=True, return_counts=True)
-    return np.sqrt(np.minimum(1.0, FAMILY_ROWS / counts))[index]
+    trust = np.array([TRUST.get(name, 1.0) for name in names])
+    return np.sqrt(np.minimum(1.0, FAMILY_ROWS / counts))[index] * trust
 
 
 def left_out(cases: Sequence[Case], constants: Sequence[Constant], key: Callable[[Case], str]) -> Floats:

@@ -84,11 +84,9 @@ class ExecutionProfile:
     persistent_gradients: bool
     """Gradients live in buffers for the whole step; else a single micro-batch has none until its backward."""
     gradient_bytes: float
-    """Bytes a parameter of the accumulated gradients; 0 takes the precision's."""
+    """Bytes a parameter of the accumulated gradients, FP16 apart (its own are); 0 takes the precision's."""
     gradient_reduce_bytes: float
     """Bytes a parameter that the gradient reduction sends; 0 takes the precision's."""
-    bf16_gradient_bytes: float
-    """The same under bf16; 0 for no difference."""
     sharded_gradient_bytes: float
     """Bytes a parameter of a second copy of the gradients that is sharded like the optimizer states."""
     boundary_tensors_kept: float

@@ -39,6 +39,8 @@ class Precision:
     activation_bytes: int = 2
     parameter_bytes: float = 2
     gradient_bytes: float = 4
+    sharded_gradient_bytes: float = 0
+    """A wider copy of the gradients that the optimizer makes of its shard (FP16 with loss scaling)."""
     master_weight_bytes: float = 4
     optimizer_state_bytes: float = 8
     gradient_reduce_bytes: float = 4
@@ -48,14 +50,15 @@ class Precision:
     @property
     def bytes_per_parameter(self) -> float:
         """Resident bytes a parameter with nothing sharded."""
-        return self.parameter_bytes + self.gradient_bytes + self.master_weight_bytes + self.optimizer_state_bytes + self.cached_weight_bytes
+        gradients = self.gradient_bytes + self.sharded_gradient_bytes
+        return self.parameter_bytes + gradients + self.master_weight_bytes + self.optimizer_state_bytes + self.cached_weight_bytes
 
 
 PRECISIONS: dict[str, Precision] = {
     p.name: p
     for p in (
         Precision(name="bf16", linear=ComputeType.BF16),
-        Precision(name="fp16", linear=ComputeType.FP16, gradient_reduce_bytes=2, gradient_bytes=2),
+        Precision(name="fp16", linear=ComputeType.FP16, gradient_reduce_bytes=2, gradient_bytes=2, sharded_gradient_bytes=4),
         Precision(name="fp8", linear=ComputeType.FP8),
         Precision(name="mxfp8", linear=ComputeType.MXFP8),
         Precision(name="nvfp4", linear=ComputeType.FP4),
