@@ -1,8 +1,9 @@
 """Model FLOPs of a step: what MFU is counted against.
 
 Per token forward, multiply-add as 2: twice the parameters of the matrices a token passes through (embedding lookup left out,
-output matrix counted), plus attention 2 x span x heads x (qk + v dims) with the causal half counted. Backward is twice forward.
-No recomputation (that is HFU). The convention of Narayanan 2021 counts the whole s x s square instead.
+output matrix counted), plus attention 2 x span x heads x (qk + v dims) with the causal half counted. A
+multi-token-prediction module adds a mean layer, its 2h -> h projection and the output matrix again. Backward is twice
+forward. No recomputation (that is HFU). The convention of Narayanan 2021 counts the whole s x s square instead.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ def forward_flops_per_token(inputs: Inputs) -> Floats:
     sliding = window - 0.5 * window**2 / s
     span = (1 - model.sliding_fraction) * s / 2 + model.sliding_fraction * sliding
     attention = 2 * span * model.heads * (model.qk_head_dim + model.v_head_dim) * model.num_layers
-    mtp = 1 + model.mtp_layers / model.num_layers
-    return (2 * matrices + attention) * mtp
+    head = model.vocab * model.hidden
+    layer = (2 * (matrices - head) + attention) / model.num_layers
+    predicted_more = model.mtp_layers * (layer + 2 * (2 * model.hidden**2 + head))
+    return 2 * matrices + attention + predicted_more
 
 
 def step_model_flops(inputs: Inputs) -> Floats:

@@ -37,7 +37,13 @@ class ModelColumns:
     norm_statistics: Floats
     """fp32 values a norm keeps for each token: mean and deviation, or the root mean square alone."""
     attention_replicated_parameters: Floats
-    """Norms over head dimensions, sinks, output bias: what every tensor-parallel rank holds whole."""
+    """Norms over one head, norms of the latents, output bias: what every tensor-parallel rank holds whole."""
+    attention_split_parameters: Floats
+    """Biases of q, k and v, sinks, norms over all heads: vectors that tensor parallelism splits."""
+    mlp_bias: Floats
+    expert_bias: Floats
+    router_extra_parameters: Floats
+    """Router bias and the gate of the shared expert."""
     parallel_residual: Floats
     sliding_window: Floats
     sliding_fraction: Floats
@@ -84,6 +90,10 @@ class ModelColumns:
             "norm_parameters": model.norm_parameters,
             "norm_statistics": 1 if model.norm is Norm.RMS_NORM else 2,
             "attention_replicated_parameters": _replicated_attention_parameters(model),
+            "attention_split_parameters": _split_attention_parameters(model),
+            "mlp_bias": model.mlp_bias,
+            "expert_bias": moe.expert_bias,
+            "router_extra_parameters": moe.num_experts * moe.router_bias + model.hidden_size * moe.shared_expert_gate if model.moe else 0,
             "parallel_residual": model.parallel_residual,
             "sliding_window": model.sliding_window,
             "sliding_fraction": model.num_sliding_layers / model.num_layers if model.sliding_window else 0.0,
@@ -115,3 +125,11 @@ def _replicated_attention_parameters(model: ModelSpec) -> int:
         return mla.query_lora_rank + mla.kv_lora_rank
     norms = 2 * model.head_dim * (model.qk_norm and model.qk_norm_per_head)
     return norms + model.hidden_size * model.attention_output_bias
+
+
+def _split_attention_parameters(model: ModelSpec) -> int:
+    if model.latent_attention is not None:
+        return 0
+    queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    norms = (queries + keys) * (model.qk_norm and not model.qk_norm_per_head)
+    return (queries + 2 * keys) * model.qkv_bias + norms + model.num_attention_heads * model.attention_sinks

@@ -101,26 +101,36 @@ class LocalParameters:
     moe_layer_expert: Floats
     embedding: Floats
     head: Floats
-    """Output matrix and final norm; a tied matrix is held again by the last stage when there is more than one."""
+    """Output matrix and final norm; a tied matrix is held again by the last stage when there is more than one.
+
+    With it the projections and norms of multi-token-prediction modules, whose decoder layers count as layers.
+    """
 
     @classmethod
     def of(cls, inputs: Inputs, shard: Shard) -> LocalParameters:
-        """Counts by the shapes of Megatron's sharding: matrices over TP, norms and router whole on every rank."""
+        """Counts by the shapes of Megatron's sharding: matrices over TP, norms, output biases and router whole on every rank."""
         model, h, tp = inputs.model, inputs.model.hidden, shard.tp
-        attention = attention_matrix_parameters(inputs, shard) + model.attention_replicated_parameters
+        vectors = model.attention_split_parameters / tp + model.attention_replicated_parameters
+        attention = attention_matrix_parameters(inputs, shard) + vectors
         norms = model.norms_per_layer * model.norm_parameters
-        matrices = model.mlp_matrices
-        router = h * model.num_experts
-        expert = matrices * h * model.moe_ffn / shard.etp * shard.local_experts
+        router = h * model.num_experts + model.router_extra_parameters
         table = shard.vocab * h / tp
+        prediction = model.mtp_layers * (2 * h**2 / tp + 3 * model.norm_parameters)
         untied = (model.tied == 0) | (shard.pp > 1)
         return cls(
-            dense_layer=attention + norms + matrices * h * model.ffn / tp,
-            moe_layer_shared=attention + norms + router + matrices * h * model.shared_ffn / tp,
-            moe_layer_expert=expert,
+            dense_layer=attention + norms + _feed_forward_parameters(inputs, model.ffn, tp, model.mlp_bias),
+            moe_layer_shared=attention + norms + router + _feed_forward_parameters(inputs, model.shared_ffn, tp, 0 * model.mlp_bias),
+            moe_layer_expert=_feed_forward_parameters(inputs, model.moe_ffn, shard.etp, model.expert_bias) * shard.local_experts,
             embedding=table + model.embedding_rows_parameters,
-            head=np.where(untied, table, 0) + model.final_parameters,
+            head=np.where(untied, table, 0) + model.final_parameters + prediction,
         )
+
+
+def _feed_forward_parameters(inputs: Inputs, width: Floats, tp: Floats, biased: Floats) -> Floats:
+    """Matrices of one feed-forward over ``tp`` ranks; its inner biases are split with them, its output bias is whole."""
+    model = inputs.model
+    inner = (model.mlp_matrices - 1) * width / tp
+    return np.asarray(model.mlp_matrices * model.hidden * width / tp + biased * (inner + model.hidden))
 
 
 def attention_matrix_parameters(inputs: Inputs, shard: Shard) -> Floats:

@@ -320,7 +320,7 @@ GROUP_COLUMNS = ("rows with", "", "rows", "mean error", "bias", "states", "the r
 
 def group_rows(compared: Iterable[Comparison]) -> list[tuple[str, ...]]:
     """Errors by group; of the steady part (states) and of what comes on top of it at the peak, apart."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for (kind, value), members in _groups(compared).items():
         errors = ErrorSummary.of([each.error for each in members])
         states = mean(each.states_bytes / each.golden.steady_bytes - 1 for each in members)
@@ -358,7 +358,7 @@ def section() -> list[str]:
         "## Memory of Megatron-LM's own tests",
         "",
         f"{len(compared)} of {len(goldens())} records: mean absolute error {percent(total.mean_absolute_error)}, bias"
-        f" {percent(total.bias, signed=True)} (asked: {percent(TARGET)}, {reached}). Bytes of tensors on the last pipeline rank at its peak;"
+        f" {percent(total.bias, signed=True)} (asked: {percent(TARGET)}, {reached}). Bytes of tensors on the last pipeline rank;"
         " the columns on the right compare what stays between steps (states) and what comes on top (activations, logits, buffers) apart.",
         "",
         *(f"- {line}" for line in ASSUMPTIONS),

@@ -26,8 +26,8 @@ def section() -> list[str]:
     return [
         "## Public cases that are not tests",
         "",
-        f"{len(cases) - len(left)} of {len(cases)} public reports are tests (refusals, memory, running out of it, step times); those the model gets"
-        " wrong are marked there with the measured figures. The others, and why not:",
+        f"{len(cases) - len(left)} of {len(cases)} public reports are tests (refusals, memory, running out of it, step times); those the"
+        " model gets wrong are marked there with the measured figures. The others, and why not:",
         "",
         *markdown(("case", "source", "about", "why not"), rows, text=4),
     ]

@@ -52,11 +52,8 @@ def model(case: Case) -> ModelSpec:
 
 def inputs(case: Case) -> dict[str, Any]:
     names = {"batch": "global_batch_size", "sequence": "sequence_length"}
-    given = {
-        names.get(name, name): case[name]
-        for name in ("gpus", "gpu", "cluster", "batch", "sequence", "precision", "framework")
-        if name in case
-    }
+    stated = ("gpus", "gpu", "cluster", "batch", "sequence", "precision", "framework")
+    given = {names.get(name, name): case[name] for name in stated if name in case}
     return given if "gpu" in given or "cluster" in given else {**given, "gpu": "h100-sxm5-80gb"}
 
 
@@ -260,9 +257,8 @@ def test_c103_whole_fp32_logits_of_a_long_micro_batch() -> None:
 
 
 def test_c105_tensor_parallel_divides_the_logits() -> None:
-    one, two = (
-        stages(small(vocab_size=262_144, hidden_size=2048, head_dim=64), tp=size).stages[-1].memory.logits_and_loss for size in (1, 2)
-    )
+    spec = small(vocab_size=262_144, hidden_size=2048, head_dim=64)
+    one, two = (stages(spec, tp=size).stages[-1].memory.logits_and_loss for size in (1, 2))
     assert one == pytest.approx(2 * two, rel=0.02)
 
 
