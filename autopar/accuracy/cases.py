@@ -185,6 +185,8 @@ def _model(run: Run, notes: list[str]) -> ModelSpec:
         notes.append("multi-token prediction taken as off")
         known = replace(known, mtp_layers=0)
     if known is not None and _agrees(known, run):
+        if run.num_layers is None and run.hidden_size is None:
+            notes.append(f"shape taken as the catalog's {known.name}")
         return replace(known, tied_embeddings=run.tied_embeddings) if run.tied_embeddings is not None else known
     if run.num_layers is None or run.hidden_size is None:
         raise UnscorableError(f"the shape of {run.model_name or 'the model'} is not stated (num_layers, hidden_size)")
@@ -206,6 +208,7 @@ def _catalog_model(name: str) -> ModelSpec | None:
 
 
 def _agrees(spec: ModelSpec, run: Run) -> bool:
+    """Whether nothing the row states of the shape speaks against the catalog's model; one figure alone is too little to tell."""
     moe = spec.moe
     pairs = (
         (run.num_layers, spec.num_layers),
@@ -219,7 +222,7 @@ def _agrees(spec: ModelSpec, run: Run) -> bool:
         (run.vocab_size, spec.vocab_size),
     )
     stated = [(given, known) for given, known in pairs if given is not None]
-    return len(stated) >= 2 and all(given == known for given, known in stated)
+    return len(stated) != 1 and all(given == known for given, known in stated)
 
 
 def _model_of_columns(run: Run, notes: list[str]) -> ModelSpec:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.problem import Problem
@@ -14,7 +16,7 @@ from autopar.costmodel.sharding import Shard
 from autopar.costmodel.spec.model import LatentAttention, MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
 from autopar.request import build_problem
-from autopar.search.feasibility import faults
+from autopar.search.feasibility import RULES
 
 DENSE = ModelSpec(
     name="dense", num_layers=8, hidden_size=2048, num_attention_heads=16, num_key_value_heads=16, head_dim=128, ffn_hidden_size=8192,
@@ -60,7 +62,10 @@ def feasible(name: str, framework: str = "megatron-core") -> tuple[Problem, tupl
     asked = problem(
         MODELS[name], framework=framework, schedules=tuple(PipelineSchedule), zero_stages=everything, zero_stages_with_pipeline=everything
     )
-    return asked, tuple(strategy for strategy in _grid(asked) if not faults(asked, strategy))
+    grid = _grid(asked)
+    columns = StrategyColumns.of(grid)
+    accepted = np.logical_and.reduce([rule.mask(asked, columns) for rule in RULES])
+    return asked, tuple(strategy for strategy, runs in zip(grid, accepted.tolist(), strict=True) if runs)
 
 
 def _grid(asked: Problem) -> list[Strategy]:
