@@ -52,6 +52,7 @@ bench-drift: .venv-dev/stamp ## Show how predictions differ from the snapshot [A
 
 docs: .venv-dev/stamp ## Build the documentation pages that are made from the code
 	@for file in docs/*.py; do [ ! -e "$$file" ] || $(DEV)/python "$$file" || exit 1; done
+	@$(DEV)/python -m benchmarks.rules_of_thumb
 
 check: lint type test ## Everything that has to hold before a commit
 

@@ -8,6 +8,7 @@ No figure on the page is written by hand; with ``--only`` the named rules are pr
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from autopar.io.files import write_text
@@ -28,12 +29,14 @@ refutes it; between them it holds in part. The figures are of the settings named
 
 def page(findings: Mapping[Rule, Finding]) -> str:
     """The Markdown of the rules and what was found about them."""
-    summary = markdown(("rule", "verdict"), ((f"[{rule.claim}](#{rule.name})", f"**{found.verdict}**") for rule, found in findings.items()), text=2)
+    summary = markdown(
+        ("rule", "verdict"), ((f"[{rule.claim}](#{rule.name})", f"**{found.verdict}**") for rule, found in findings.items()), text=2
+    )
     lines = [HEAD, *summary]
     for rule, found in findings.items():
         lines += [f'## <a id="{rule.name}"></a>{rule.claim}', "", f"**{found.verdict.capitalize()}.** {found.text}", ""]
-        lines += markdown(found.columns, found.rows)
-        lines += [f"{found.setting[:1].upper()}{found.setting[1:]}.", ""]
+        lines += markdown(found.columns, found.rows, text=found.text_columns)
+        lines += [f"Setting: {found.setting}.", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -47,12 +50,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Folklore against estimates.")
     parser.add_argument("--only", nargs="+", choices=[rule.name for rule in RULES], help="print these rules, write nothing")
     only = parser.parse_args(arguments).only
-    text = page(examine(rule for rule in RULES if not only or rule.name in only))
+    findings = examine(rule for rule in RULES if not only or rule.name in only)
     if only:
-        print(text)
+        print(page(findings))
         return
-    write_text(PAGE, text)
-    print("docs/rules-of-thumb.md: " + ", ".join(f"{text.count(f'**{verdict}**')} {verdict}" for verdict in ("confirmed", "holds in part", "refuted")))
+    write_text(PAGE, page(findings))
+    counts = Counter(found.verdict.value for found in findings.values())
+    print(f"docs/rules-of-thumb.md: {', '.join(f'{count} {verdict}' for verdict, count in sorted(counts.items()))}")
 
 
 if __name__ == "__main__":

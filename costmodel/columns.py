@@ -26,7 +26,7 @@ class StrategyColumns:
     """Columns of :class:`Strategy`, all of one length N.
 
     Enumerations are stored as their position in ``SCHEDULES``, ``RECOMPUTES`` and ``CONTEXT_KINDS``.
-    ``pipeline_layers`` is left out where every strategy takes the balanced split; otherwise it is one tuple a row.
+    ``layer_split`` is each strategy's place in ``splits``, the layer splits that occur; the empty one asks for the balanced split.
     """
 
     tensor_parallel_size: Ints
@@ -44,7 +44,8 @@ class StrategyColumns:
     shard_group_size: Ints
     recompute: Ints
     num_recompute_layers: Ints
-    pipeline_layers: tuple[tuple[int, ...], ...] = ()
+    layer_split: Ints
+    splits: tuple[tuple[int, ...], ...] = ((),)
 
     def __len__(self) -> int:
         return len(self.tensor_parallel_size)
@@ -53,7 +54,7 @@ class StrategyColumns:
     def of(cls, strategies: Iterable[Strategy]) -> StrategyColumns:
         """Columns of ``strategies``, in order."""
         rows = list(strategies)
-        layers = tuple(row.pipeline_layers for row in rows)
+        splits = {split: code for code, split in enumerate(dict.fromkeys(((), *(row.pipeline_layers for row in rows))))}
         return cls(
             tensor_parallel_size=_integers(row.tensor_parallel_size for row in rows),
             sequence_parallel=np.fromiter((row.sequence_parallel for row in rows), np.bool_),
@@ -70,7 +71,8 @@ class StrategyColumns:
             shard_group_size=_integers(row.shard_group_size for row in rows),
             recompute=_integers(RECOMPUTES.index(row.recompute) for row in rows),
             num_recompute_layers=_integers(row.num_recompute_layers for row in rows),
-            pipeline_layers=layers if any(layers) else (),
+            layer_split=_integers(splits[row.pipeline_layers] for row in rows),
+            splits=tuple(splits),
         )
 
     def strategy(self, row: int) -> Strategy:
@@ -91,29 +93,33 @@ class StrategyColumns:
             shard_group_size=int(self.shard_group_size[row]),
             recompute=RECOMPUTES[int(self.recompute[row])],
             num_recompute_layers=int(self.num_recompute_layers[row]),
-            pipeline_layers=self.pipeline_layers[row] if self.pipeline_layers else (),
+            pipeline_layers=self.splits[int(self.layer_split[row])],
         )
 
     def take(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> StrategyColumns:
         """The rows chosen by a mask, an index array or a slice."""
-        columns = {name: getattr(self, name)[rows] for name in COLUMN_NAMES}
-        layers: tuple[tuple[int, ...], ...] = ()
-        if self.pipeline_layers:
-            layers = tuple(self.pipeline_layers[row] for row in np.arange(len(self))[rows])
-        return StrategyColumns(**columns, pipeline_layers=layers)
+        return StrategyColumns(**{name: getattr(self, name)[rows] for name in COLUMN_NAMES}, splits=self.splits)
 
     @classmethod
     def concatenate(cls, parts: Sequence[StrategyColumns]) -> StrategyColumns:
         """The rows of ``parts`` one after the other."""
-        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMN_NAMES}
-        layers: tuple[tuple[int, ...], ...] = ()
-        if any(part.pipeline_layers for part in parts):
-            layers = tuple(row for part in parts for row in (part.pipeline_layers or ((),) * len(part)))
-        return cls(**columns, pipeline_layers=layers)
+        splits = parts[0].splits
+        if any(part.splits is not splits for part in parts):
+            splits = tuple(dict.fromkeys(split for part in parts for split in part.splits))
+            codes = {split: code for code, split in enumerate(splits)}
+            parts = [replace(part, layer_split=np.array([codes[s] for s in part.splits])[part.layer_split]) for part in parts]
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMN_NAMES}, splits=splits)
 
     def with_columns(self, **columns: Ints | Bools) -> StrategyColumns:
         """The same rows with some columns replaced."""
         return replace(self, **columns)  # type: ignore[arg-type]
+
+    @property
+    def pipeline_layers(self) -> tuple[tuple[int, ...], ...]:
+        """The explicit split of each row, empty for the balanced one; left out where every row takes that."""
+        if not self.layer_split.any():
+            return ()
+        return tuple(self.splits[code] for code in self.layer_split.tolist())
 
     def is_schedule(self, *kinds: PipelineSchedule) -> Bools:
         return np.isin(self.pipeline_schedule, [SCHEDULES.index(kind) for kind in kinds])
@@ -126,7 +132,7 @@ def _integers(values: Iterable[int]) -> Ints:
     return np.fromiter(values, np.int64)
 
 
-COLUMN_NAMES: tuple[str, ...] = tuple(f.name for f in fields(StrategyColumns) if f.name != "pipeline_layers")
+COLUMN_NAMES: tuple[str, ...] = tuple(f.name for f in fields(StrategyColumns) if f.name != "splits")
 
 
 Record = TypeVar("Record")

@@ -79,6 +79,7 @@ class FrameworkColumns:
     score_passes: Floats
     rotary_passes: Floats
     gated_activation_passes: Floats
+    expert_passes: Floats
     elementwise_kernels: Floats
     kernels_per_layer_forward: Floats
     kernels_per_layer_backward: Floats

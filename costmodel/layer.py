@@ -141,37 +141,48 @@ def moe_layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups:
 
 
 def _layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups: Groups, work: LayerWork) -> LayerTimes:
+    """Both passes of a layer.
+
+    Tensor- and context-parallel transfers stand between kernels and hide behind the one beside them. Expert exchange and the
+    transfers of ZeRO-3 run beside the whole pass, its waits for the host included, and share it: what hides one hides no other.
+    """
     framework = inputs.framework
     kernels = KernelTimes.of(inputs, shard, work)
     collective = tensor_collective_seconds(inputs, shard, groups) * work.reductions
     tensor = collective - framework.tensor_overlap_forward * np.minimum(collective, kernels.matrix)
     tensor_backward = collective - framework.tensor_overlap_backward * np.minimum(collective, kernels.weight_gradient)
     context, context_backward = context_seconds(inputs, shard, groups, kernels.attention, kernels.attention_backward)
-    parameters = (work.dense_parameters, work.expert_parameters)
-    sharded, sharded_backward = sharded_seconds(inputs, strategies, groups, parameters, (kernels.forward, kernels.backward))
+    in_line, in_line_backward = kernels.forward + tensor + context, kernels.backward + tensor_backward + context_backward
     extra = framework.kernels_per_expert_layer * (work.expert_parameters > 0)
     launches, launches_backward = framework.kernels_per_layer_forward + extra, framework.kernels_per_layer_backward + extra
+    host = _host_seconds(inputs, shard, launches, work.reductions, in_line)
+    host_backward = _host_seconds(inputs, shard, launches_backward, work.reductions, in_line_backward)
+    hidden = framework.expert_overlap * np.minimum(work.exchange, in_line + host)
+    hidden_backward = framework.expert_overlap * np.minimum(work.exchange, in_line_backward + host_backward)
+    cover = (in_line + host - hidden, in_line_backward + host_backward - hidden_backward)
+    parameters = (work.dense_parameters, work.expert_parameters)
+    sharded, sharded_backward = sharded_seconds(inputs, strategies, groups, parameters, cover)
     forward = PassTimes(
         matrix=kernels.matrix,
         attention=kernels.attention,
         elementwise=kernels.elementwise,
+        host=host,
         tensor=tensor,
         context=context,
-        expert=work.exchange - framework.expert_overlap * np.minimum(work.exchange, kernels.forward),
+        expert=work.exchange - hidden,
         sharded=sharded,
         accumulation=0 * kernels.forward,
-        host=_host_seconds(inputs, shard, launches, work.reductions, kernels.forward + tensor),
     )
     backward = PassTimes(
         matrix=kernels.input_gradient + kernels.weight_gradient,
         attention=kernels.attention_backward,
         elementwise=kernels.elementwise_backward,
+        host=host_backward,
         tensor=tensor_backward,
         context=context_backward,
-        expert=work.exchange - framework.expert_overlap * np.minimum(work.exchange, kernels.backward),
+        expert=work.exchange - hidden_backward,
         sharded=sharded_backward,
         accumulation=_accumulation_seconds(inputs, strategies, work.dense_parameters + work.expert_parameters),
-        host=_host_seconds(inputs, shard, launches_backward, work.reductions, kernels.backward + tensor_backward),
     )
     selective = _selective(inputs, shard, kernels)
     return LayerTimes(forward=forward, backward=backward, weight_gradient=kernels.weight_gradient, selective=selective)

@@ -95,7 +95,7 @@ def context_seconds(inputs: Inputs, shard: Shard, groups: Groups, forward: Float
 
 
 def sharded_seconds(
-    inputs: Inputs, strategies: StrategyColumns, groups: Groups, parameters: tuple[Floats, Floats], busy: tuple[Floats, Floats]
+    inputs: Inputs, strategies: StrategyColumns, groups: Groups, parameters: tuple[Floats, Floats], cover: tuple[Floats, Floats]
 ) -> tuple[Floats, Floats]:
     """Exposed seconds of ZeRO-3: gather the layer before each pass and scatter its gradients after the backward one.
 
@@ -103,10 +103,10 @@ def sharded_seconds(
 
     Args:
         parameters: of the layer, dense and expert.
-        busy: seconds of its kernels, forward and backward.
+        cover: seconds of the pass that they may hide behind, forward and backward.
     """
-    (dense_parameters, expert_parameters), (busy_forward, busy_backward) = parameters, busy
-    zero = 0 * busy_forward
+    (dense_parameters, expert_parameters), (cover_forward, cover_backward) = parameters, cover
+    zero = 0 * cover_forward
     is_sharded = strategies.zero_stage == 3
     if not np.any(is_sharded):
         return zero, zero
@@ -116,6 +116,6 @@ def sharded_seconds(
     scatter = reduce_scatter_seconds(dense_parameters * training.gradient_reduce_bytes, groups.data, links)
     scatter = scatter + reduce_scatter_seconds(expert_parameters * training.gradient_reduce_bytes, groups.expert_data, links)
     gather, scatter = gather / inputs.framework.sharded_bandwidth_share, scatter / inputs.framework.sharded_bandwidth_share
-    forward = np.maximum(gather - overlap * busy_forward, (1 - overlap) * gather)
-    backward = np.maximum(gather + scatter - overlap * busy_backward, (1 - overlap) * (gather + scatter))
+    forward = np.maximum(gather - overlap * cover_forward, (1 - overlap) * gather)
+    backward = np.maximum(gather + scatter - overlap * cover_backward, (1 - overlap) * (gather + scatter))
     return np.where(is_sharded, forward, zero), np.where(is_sharded, backward, zero)

@@ -197,7 +197,11 @@ def expert_traffic(inputs: Inputs, shard: Shard) -> Traffic:
     rows = shard.expert_rows * inputs.framework.expert_imbalance
     moved = e * rows * model.hidden
     activated = e * rows * model.moe_ffn / shard.etp * activation_passes(inputs)
-    routed = Traffic(forward=4 * moved + activated * (2 + model.gated), backward=4 * moved + activated * (3 + 2 * model.gated))
+    framework = inputs.framework
+    routed = Traffic(
+        forward=(4 * moved + activated * (2 + model.gated)) * framework.expert_passes / framework.elementwise_forward_passes,
+        backward=(4 * moved + activated * (3 + 2 * model.gated)) * framework.expert_passes / framework.elementwise_backward_passes,
+    )
     return routed + feed_forward_traffic(inputs, shard, model.shared_ffn)
 
 

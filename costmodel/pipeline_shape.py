@@ -8,8 +8,8 @@ import numpy as np
 
 from .columns import SCHEDULES, Floats, Ints, StrategyColumns
 from .inputs import Inputs
-from .spec.schedule import stage_ranks
-from .spec.strategy import PipelineSchedule, balanced_layers
+from .spec.schedule import stage_holders, stage_ranks
+from .spec.strategy import EMBEDDING_LAYERS, PipelineSchedule, balanced_layers, heaviest_load, weighted_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,8 @@ class PipelineShape:
         ranks = stage_ranks(schedule, p, v)
         on_rank = np.zeros((p, p * v))
         on_rank[list(ranks), np.arange(len(ranks)) % (p * v)] = 1
-        dense, moe = _layer_split(inputs, strategies.pipeline_layers[0] if strategies.pipeline_layers else (), p * v)
+        explicit = strategies.splits[int(strategies.layer_split[0])]
+        dense, moe = _layers_by_kind(inputs, explicit or _balanced(inputs, schedule, p, v))
         return cls(
             schedule=schedule, pipeline_parallel_size=p, virtual_pipeline_stages=v, dense_layers=dense, moe_layers=moe, on_rank=on_rank
         )
@@ -76,21 +77,54 @@ class PipelineShape:
 
 
 def head_layers(inputs: Inputs) -> Floats:
-    """What the output matrix weighs, in layers of the model: by the parameters a token passes through."""
+    """What follows the decoder layers on the last stage weighs, in layers of the model: by the parameters a token passes through.
+
+    The output matrix once, and once more with a layer for each multi-token-prediction module.
+    """
     model = inputs.model
     table = model.vocab * model.hidden
     in_layers = np.maximum(model.num_active_parameters - table * (2 - model.tied), table * 0.01)
-    return np.asarray(table * model.num_layers / in_layers)
+    return np.asarray(table * model.num_layers / in_layers * (1 + model.mtp_layers) + model.mtp_layers)
 
 
-def _layer_split(inputs: Inputs, explicit: tuple[int, ...], stages: int) -> tuple[Ints, Ints]:
-    """Dense and expert layers of each virtual stage: the explicit split, else the balanced one."""
+def lighter_split(inputs: Inputs, schedule: PipelineSchedule, pipeline_parallel_size: int, virtual_pipeline_stages: int) -> tuple[int, ...]:
+    """The explicit split worth trying beside the balanced one: with a lighter heaviest rank; empty where there is none.
+
+    Of a model whose layers do not divide it is the balanced split itself, which no framework has without being told.
+    """
+    p, v = pipeline_parallel_size, virtual_pipeline_stages
+    layers, weight = _num_layers(inputs), _head_weight(inputs)
+    if layers % (p * v):
+        return _balanced(inputs, schedule, p, v)
+    if weight <= 1 or p * v == layers:  # a layer moved weighs as much where it arrives
+        return ()
+    holders = stage_holders(schedule, p, v)
+    weighted = weighted_layers(layers, p * v, head_layers=weight, embedding_layers=EMBEDDING_LAYERS, holders=holders)
+    even = (layers // (p * v),) * (p * v)
+    loads = [heaviest_load(split, head_layers=weight, embedding_layers=EMBEDDING_LAYERS, holders=holders) for split in (weighted, even)]
+    return weighted if loads[0] < loads[1] * (1 - 1e-9) else ()
+
+
+def _balanced(inputs: Inputs, schedule: PipelineSchedule, p: int, v: int) -> tuple[int, ...]:
+    return balanced_layers(_num_layers(inputs), p * v, head_layers=_head_weight(inputs), holders=stage_holders(schedule, p, v))
+
+
+def _num_layers(inputs: Inputs) -> int:
+    return int(np.ravel(inputs.model.num_layers)[0])
+
+
+def _head_weight(inputs: Inputs) -> float:
+    return float(np.ravel(head_layers(inputs))[0])
+
+
+def _layers_by_kind(inputs: Inputs, split: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Dense and expert layers of each virtual stage of ``split``."""
     model = inputs.model
-    num_layers, num_moe, first_dense, frequency = (
-        int(np.ravel(c)[0]) for c in (model.num_layers, model.num_moe_layers, model.first_dense_layers, model.moe_layer_frequency)
+    num_moe, first_dense, frequency = (
+        int(np.ravel(c)[0]) for c in (model.num_moe_layers, model.first_dense_layers, model.moe_layer_frequency)
     )
-    layers = np.array(explicit or balanced_layers(num_layers, stages, head_layers=float(np.ravel(head_layers(inputs))[0])))
-    index = np.arange(num_layers)
+    layers = np.array(split)
+    index = np.arange(_num_layers(inputs))
     is_moe = (index >= first_dense) & ((index - first_dense + 1) % frequency == 0) & (num_moe > 0)
     ends = np.cumsum(layers)
     counts = np.concatenate([[0], np.cumsum(is_moe)])

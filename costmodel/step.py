@@ -110,13 +110,10 @@ def _shared_layer_costs(inputs: Inputs, strategies: StrategyColumns) -> tuple[La
 def _pipeline_groups(inputs: Inputs, strategies: StrategyColumns) -> Iterator[Ints]:
     """Row numbers of each group of equal schedule, p, v, layer pattern and explicit split."""
     model = inputs.model
-    key = [strategies.pipeline_schedule, strategies.pipeline_parallel_size, strategies.virtual_pipeline_stages]
+    key = [strategies.pipeline_schedule, strategies.pipeline_parallel_size, strategies.virtual_pipeline_stages, strategies.layer_split]
     if model.num_layers.ndim:
         pattern = (model.num_layers, model.first_dense_layers, model.moe_layer_frequency, model.num_moe_layers, 1e6 * head_layers(inputs))
         key += [c.astype(np.int64) for c in pattern]
-    if strategies.pipeline_layers:
-        splits = {split: code for code, split in enumerate(dict.fromkeys(strategies.pipeline_layers))}
-        key.append(np.array([splits[split] for split in strategies.pipeline_layers]))
     if not len(strategies):
         return
     _, codes = np.unique(np.stack(key), axis=1, return_inverse=True)

@@ -52,4 +52,6 @@ def simplicity(strategy: Strategy) -> tuple[int, ...]:
         strategy.num_recompute_layers,
         strategy.micro_batch_size,
         int(strategy.sequence_parallel),
+        len(strategy.pipeline_layers),
+        *strategy.pipeline_layers,
     )

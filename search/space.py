@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from autopar.costmodel.columns import CONTEXT_KINDS, SCHEDULES, Bools, Ints, StrategyColumns
+from autopar.costmodel.inputs import Inputs
+from autopar.costmodel.pipeline_shape import lighter_split
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
 
@@ -89,6 +91,41 @@ class RecomputeChoices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSplits:
+    """The explicit layer splits worth trying: see :func:`~autopar.costmodel.pipeline_shape.lighter_split`.
+
+    ``code[schedule, p, v]`` is the place in ``splits`` of a pipeline's own one, 0 where the even split is as light as any.
+    """
+
+    num_layers: int
+    splits: tuple[tuple[int, ...], ...]
+    code: Ints
+
+    @classmethod
+    def of(cls, problem: Problem, pipeline: Sequence[int], schedules: Sequence[tuple[int, int]]) -> LayerSplits:
+        """The splits of every pipeline that these sizes, schedules and virtual stages make."""
+        inputs, layers = Inputs.of(problem), problem.model.num_layers
+        shapes = [(kind, p, v) for p in pipeline for kind, v in schedules if p > 1 and p * v <= layers]
+        found = {shape: split for shape in shapes if (split := lighter_split(inputs, SCHEDULES[shape[0]], *shape[1:]))}
+        places = {split: place for place, split in enumerate(dict.fromkeys(((), *found.values())))}
+        code = np.zeros((len(SCHEDULES), layers + 1, layers + 1), dtype=np.int64)
+        for shape, split in found.items():
+            code[shape] = places[split]
+        return cls(num_layers=layers, splits=tuple(places), code=code)
+
+    def added(self, rows: StrategyColumns) -> StrategyColumns:
+        """``rows``, and again with the lighter split where there is one; where no even one exists, with it alone."""
+        codes = self.code[rows.pipeline_schedule, rows.pipeline_parallel_size, rows.virtual_pipeline_stages]
+        rows = replace(rows, splits=self.splits)
+        if not codes.any():
+            return rows
+        even = self.num_layers % (rows.pipeline_parallel_size * rows.virtual_pipeline_stages) == 0
+        again = np.flatnonzero((codes > 0) & even)
+        whole = rows.with_columns(layer_split=np.where(even, 0, codes))
+        return StrategyColumns.concatenate([whole, whole.take(again).with_columns(layer_split=codes[again])])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """The axes of one problem under constraints, and the rules that thin them out."""
 
@@ -97,6 +134,7 @@ class Space:
     axes: tuple[Axis, ...]
     base: Strategy
     recompute: RecomputeChoices
+    splits: LayerSplits
     rules: tuple[tuple[str, frozenset[str], Mask], ...]
     rejected: Counter[str] = field(default_factory=Counter)
     last_refused: list[Strategy] = field(default_factory=list)
@@ -108,10 +146,13 @@ class Space:
         taste = [(p.name, p.reads, p.mask) for p in preferences if not constraints.is_asked(p.yields_to) and "recompute" not in p.reads]
         hard = [(rule.name, rule.reads, rule.mask) for rule in RULES if not _is_settled(rule)]
         shard_group = constraints.fixed.get("shard_group_size", 0)
+        axes = _axes(problem, constraints)
+        values = {axis.names[0]: axis.values.tolist() for axis in axes}
         return cls(
             problem=problem,
             constraints=constraints,
-            axes=_axes(problem, constraints),
+            axes=axes,
+            splits=LayerSplits.of(problem, [p for (p,) in values["pipeline_parallel_size"]], values["pipeline_schedule"]),
             base=Strategy(shard_group_size=int(shard_group)),
             recompute=RecomputeChoices.of(constraints),
             rules=(*hard, *taste),
@@ -119,7 +160,7 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Strategies before any rule, one for each combination."""
+        """Strategies before any rule, one for each combination; explicit layer splits are not counted."""
         rest = 1
         for axis in self.axes:
             rest *= len(axis)
@@ -130,7 +171,7 @@ class Space:
         return rest // len(pipeline) * int(choices.sum())
 
     def slices(self) -> Iterator[StrategyColumns]:
-        """The strategies that all rules accept, recomputation left at none, a few thousand at a time."""
+        """The strategies that all rules accept, explicit layer splits included, recomputation left at none, a few thousand at a time."""
         if all(len(axis) for axis in self.axes):
             start = StrategyColumns.of([self.base])
             yield from self._expand(start, 0, frozenset())
@@ -138,7 +179,7 @@ class Space:
     def _expand(self, rows: StrategyColumns, depth: int, known: frozenset[str]) -> Iterator[StrategyColumns]:
         """Expand axis ``depth`` over ``rows`` and go on; wide results continue in slices."""
         if depth == len(self.axes):
-            yield rows
+            yield self.splits.added(rows)
             return
         axis = self.axes[depth]
         step = max(1, ROWS_PER_SLICE // len(axis))

@@ -46,12 +46,22 @@ def larger_microbatches(sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) -> Finding:
     best = min(sizes, key=lambda size: steps[size].step_time_seconds)
     ratio = steps[max(sizes)].step_time_seconds / steps[best].step_time_seconds - 1
     rows = tuple(
-        (str(size), format_seconds(found.step_time_seconds), f"{found.bubble_fraction:.0%}".replace("%", " %"), f"{found.mfu:.0%}".replace("%", " %"))
+        (
+            str(size),
+            format_seconds(found.step_time_seconds),
+            f"{found.bubble_fraction:.0%}".replace("%", " %"),
+            f"{found.mfu:.0%}".replace("%", " %"),
+        )
         for size, found in steps.items()
     )
     return Finding(
         verdict=Bounds(confirmed=0.0, refuted=0.05).judge(ratio),
-        text=f"The fastest micro-batch is {best}; the largest costs {percent(ratio)} over it, as idle time grows faster than kernels gain.",
+        text=f"The fastest micro-batch is {best}"
+        + (
+            f"; the largest costs {percent(ratio)} over it, and is idle {steps[max(sizes)].bubble_fraction:.0%} of the time."
+            if ratio
+            else "."
+        ),
         columns=("micro-batch", "step", "idle", "MFU"),
         rows=rows,
         setting=f"{asked.setting}; TP 2, PP 8, DP 4, full recomputation",
@@ -60,7 +70,8 @@ def larger_microbatches(sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) -> Finding:
 
 def doubling_gpus(sizes: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)) -> Finding:
     """Best plans at a fixed and at a growing batch."""
-    fixed, growing = {}, {}
+    fixed: dict[int, float] = {}
+    growing: dict[int, float] = {}
     for gpus in sizes:
         small = Question(model="llama3-70b", gpus=gpus, batch=sizes[-1] // 4, tokens=8192)
         large = Question(model="llama3-70b", gpus=gpus, batch=sizes[-1] // 4 * gpus // sizes[0], tokens=8192)
@@ -72,11 +83,12 @@ def doubling_gpus(sizes: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)) -> F
     rows = tuple((f"{gpus:,}", *(f"{table[gpus] / table[first]:.0%}".replace("%", " %") for table in (fixed, growing))) for gpus in fixed)
     return Finding(
         verdict=Bounds(confirmed=0.95, refuted=0.80).judge(kept),
-        text=f"From {first:,} to {last:,} GPUs each keeps {kept:.0%} of its throughput when the batch stays, and {grown:.0%} when it grows with"
-        " them: it is the batch that has to grow.",
+        text=f"From {first:,} to {last:,} GPUs each keeps {kept:.0%} of its throughput when the batch stays, and {grown:.0%} when it"
+        " grows with them: it is the batch that has to grow.",
         columns=("GPUs", "throughput a GPU, fixed batch", "growing batch"),
         rows=rows,
-        setting=f"best plans of llama3-70b on dgx-h100, {sizes[-1] // 4:,} sequences of 8,192 tokens at {first:,} GPUs, bf16, megatron-core",
+        setting=f"best plans of llama3-70b on dgx-h100, {sizes[-1] // 4:,} sequences of 8,192 tokens at {first:,} GPUs, bf16,"
+        " megatron-core",
     )
 
 

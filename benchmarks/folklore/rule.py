@@ -50,6 +50,8 @@ class Finding:
     rows: tuple[tuple[str, ...], ...]
     setting: str
     """Model, cluster, batch and framework of the figures."""
+    text_columns: int = 1
+    """How many of the first columns hold words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

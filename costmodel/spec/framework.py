@@ -34,6 +34,8 @@ class ExecutionProfile:
     rotary_passes: float
     """The same for rotary positions, on top: eager PyTorch runs five kernels, some in fp32."""
     gated_activation_passes: float
+    expert_passes: float
+    """The same for the routed rows of experts: permutation there and back, activation."""
     elementwise_kernels: float
     """Memory-bound kernels of one layer's forward; each pays the device's ramp."""
     kernels_per_layer_forward: float

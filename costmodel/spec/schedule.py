@@ -26,6 +26,7 @@ __all__ = [
     "dump_schedule",
     "parse_schedule",
     "schedule_faults",
+    "stage_holders",
     "stage_ranks",
     "validate_schedule",
 ]
@@ -92,6 +93,17 @@ def stage_ranks(kind: PipelineSchedule, pipeline_parallel_size: int, virtual_pip
     if kind is PipelineSchedule.DUALPIPE or (kind is PipelineSchedule.ZERO_BUBBLE and virtual_pipeline_stages == 2):
         return ranks + ranks[::-1]
     return ranks * virtual_pipeline_stages
+
+
+def stage_holders(kind: PipelineSchedule, pipeline_parallel_size: int, virtual_pipeline_stages: int) -> tuple[int, ...]:
+    """Which of the model's stages share their ranks: equal numbers for equal ranks, one entry a model stage.
+
+    DualPipe puts each stage on two ranks, which hold the mirrored stage too: the pair counts as one holder.
+    """
+    p = pipeline_parallel_size
+    if kind is PipelineSchedule.DUALPIPE:
+        return tuple(min(stage, p - 1 - stage) for stage in range(p))
+    return stage_ranks(kind, p, virtual_pipeline_stages)
 
 
 def schedule_faults(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from heapq import heapify, heappop, heappush, heappushpop
+from itertools import groupby
 
 from .errors import Fault, raise_if
 
@@ -98,31 +101,76 @@ class Strategy:
         parts += [f"DP{self.data_parallel_size}", f"mbs{self.micro_batch_size}", f"ZeRO-{self.zero_stage}"]
         if self.pipeline_parallel_size > 1:
             parts.append(self.pipeline_schedule.value)
+        if self.pipeline_layers:
+            parts.append(f"layers={split_text(self.pipeline_layers)}")
         recompute = self.recompute.value
         if self.recompute is Recompute.FULL and self.num_recompute_layers:
             recompute += f"({self.num_recompute_layers} layers)"
         return " ".join([*parts, f"recompute={recompute}"])
 
 
-def balanced_layers(num_layers: int, num_stages: int, *, head_layers: float = 0.0) -> tuple[int, ...]:
-    """Layers of each virtual stage: equal where they divide, else so that the heaviest stage is lightest.
+def split_text(layers: Sequence[int]) -> str:
+    """Layers of the stages in model order, equal ones counted together: ``6,5x14,4``."""
+    runs = ((count, len(list(run))) for count, run in groupby(layers))
+    return ",".join(f"{count}x{length}" if length > 1 else str(count) for count, length in runs)
 
-    ``head_layers`` is what the output matrix and loss weigh, in layers: the last stage starts with that much, the first
-    with the little the embedding takes, and each layer goes to the stage that carries least so far (the middle first).
-    An even split is kept where there is one, as frameworks do unless told otherwise.
-    """
+
+def balanced_layers(num_layers: int, num_stages: int, *, head_layers: float = 0.0, holders: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Layers of each virtual stage: equal where they divide, as frameworks split unless told otherwise, else :func:`weighted_layers`."""
     base, spare = divmod(num_layers, num_stages)
     if not spare:
         return (base,) * num_stages
-    carried = [0.0] * num_stages
-    carried[0] += EMBEDDING_LAYERS
-    carried[-1] += max(head_layers, 2 * EMBEDDING_LAYERS)
+    return weighted_layers(
+        num_layers, num_stages, head_layers=max(head_layers, 2 * EMBEDDING_LAYERS), embedding_layers=EMBEDDING_LAYERS, holders=holders
+    )
+
+
+def weighted_layers(
+    num_layers: int, num_stages: int, *, head_layers: float, embedding_layers: float = 0.0, holders: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """Layers of each virtual stage such that the heaviest holder of stages is as light as whole layers allow.
+
+    Every stage keeps a layer while there are enough. The last stage starts with ``head_layers`` (what the output matrix and
+    loss weigh, in layers), the first with ``embedding_layers``; each further layer goes to the holder that carries least so
+    far, there to its lightest stage, the middle first. Layers being equal, no other split has a lighter heaviest holder.
+
+    Args:
+        num_layers: decoder layers of the model.
+        num_stages: virtual stages, in model order.
+        head_layers: weight of the last stage's end, in layers.
+        embedding_layers: weight of the first stage's end, in layers.
+        holders: who runs each stage (:func:`~autopar.costmodel.spec.schedule.stage_holders`); None: each stage stands alone.
+    """
+    held_by = range(num_stages) if holders is None else holders
     layers = [1] * num_stages if num_layers >= num_stages else [0] * num_stages
-    middle_first = sorted(range(num_stages), key=lambda stage: (-min(stage, num_stages - 1 - stage), stage))
+    stage_load = [float(count) for count in layers]
+    stage_load[0] += embedding_layers
+    stage_load[-1] += head_layers
+    holder_load = dict.fromkeys(held_by, 0.0)
+    for stage, holder in enumerate(held_by):
+        holder_load[holder] += stage_load[stage]
+    order = sorted(range(num_stages), key=lambda stage: -min(stage, num_stages - 1 - stage))
+    waiting = [(holder_load[held_by[stage]], stage_load[stage], place, stage) for place, stage in enumerate(order)]
+    heapify(waiting)
     for _ in range(num_layers - sum(layers)):
-        lightest = min(middle_first, key=lambda stage: carried[stage] + layers[stage])
-        layers[lightest] += 1
+        load, own, place, stage = heappop(waiting)
+        while load < holder_load[held_by[stage]]:  # its holder got a layer on another stage since
+            load, own, place, stage = heappushpop(waiting, (holder_load[held_by[stage]], own, place, stage))
+        layers[stage] += 1
+        holder_load[held_by[stage]] += 1
+        heappush(waiting, (holder_load[held_by[stage]], own + 1, place, stage))
     return tuple(layers)
+
+
+def heaviest_load(
+    layers: Sequence[int], *, head_layers: float, embedding_layers: float = 0.0, holders: Sequence[int] | None = None
+) -> float:
+    """What the heaviest holder of stages carries, in layers; arguments as of :func:`weighted_layers`."""
+    held_by = range(len(layers)) if holders is None else holders
+    loads = dict.fromkeys(held_by, 0.0)
+    for stage, (count, holder) in enumerate(zip(layers, held_by, strict=True)):
+        loads[holder] += count + embedding_layers * (stage == 0) + head_layers * (stage == len(layers) - 1)
+    return max(loads.values())
 
 
 EMBEDDING_LAYERS = 0.01

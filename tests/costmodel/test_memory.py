@@ -92,10 +92,10 @@ def predicted(row: dict[str, str]) -> tuple[float, float]:
     found = memory.layer_activations(inputs, shard, moe=False)
     if size["recompute"]:
         return float(found.checkpoint[0]), 0.0
-    return float(found.kept[0]) + RANDOM_STATE_BYTES, float(memory.rotary_tables(inputs, shard)) / 2
+    return float(found.kept[0]) + RANDOM_STATE_BYTES, float(memory.rotary_tables(inputs, shard)[0]) / 2
 
 
-@pytest.mark.parametrize("row", measured_rows(), ids=lambda row: "-".join(list(row.values())[:9] + [row["recompute"]]))
+@pytest.mark.parametrize("row", measured_rows(), ids=lambda row: "-".join([*list(row.values())[:9], row["recompute"]]))
 def test_activations_of_an_h200_layer(row: dict[str, str]) -> None:
     layer, tables = predicted(row)
     left = float(row["act_bytes_per_layer"]) - layer - tables
@@ -103,7 +103,7 @@ def test_activations_of_an_h200_layer(row: dict[str, str]) -> None:
         assert left == 0
     # the allocator leaves the last MiB of a block with the tensor before it, which small tensors of odd sizes feel
     assert 0 <= left < 1.6 * MIB
-    assert left < 0.012 * layer
+    assert left < (0.0125 if layer < 128 * MIB else 0.01) * layer
 
 
 def test_most_measured_layers_are_reproduced_to_the_byte() -> None:
@@ -115,13 +115,14 @@ def test_most_measured_layers_are_reproduced_to_the_byte() -> None:
 # -- states --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stage", "a_parameter"), [(0, lambda n: 16), (1, lambda n: 4 + 12 / n), (2, lambda n: 2 + 14 / n), (3, lambda n: 16 / n)])
 @given(ranks=st.integers(1, 64))
-def test_figure_1_of_rajbhandari(stage: int, a_parameter: object, ranks: int) -> None:
-    asked = problem(DENSE, precision="fp16")
-    inputs = Inputs.of(asked)
+@pytest.mark.parametrize(("stage", "whole", "split"), [(0, 16, 0), (1, 4, 12), (2, 2, 14), (3, 0, 16)])
+def test_figure_1_of_rajbhandari(stage: int, whole: float, split: float, ranks: int) -> None:
+    asked = problem(DENSE, gradient_bytes=0, sharded_gradient_bytes=0)
+    precision = replace(asked.training.precision, gradient_bytes=2, sharded_gradient_bytes=0)
+    inputs = Inputs.of(replace(asked, training=replace(asked.training, precision=precision)))
     states = memory.state_bytes(inputs, StrategyColumns.of([Strategy(zero_stage=stage)]), np.array([1e6]), np.array([float(ranks)]))
-    assert float(states.total[0]) == pytest.approx(1e6 * a_parameter(ranks))  # type: ignore[operator]
+    assert float(states.total[0]) == pytest.approx(1e6 * (whole + split / ranks))
 
 
 @given(ranks=st.integers(1, 64), group=st.integers(1, 64), stage=st.sampled_from([1, 2, 3]))
@@ -133,7 +134,7 @@ def test_states_spread_over_no_more_than_the_shard_group(ranks: int, group: int,
     assert grouped >= whole
 
 
-@pytest.mark.parametrize(("precision", "a_parameter"), [("bf16", 18), ("fp16", 16), ("amp-bf16", 18), ("pure-bf16", 8), ("fp32", 16)])
+@pytest.mark.parametrize(("precision", "a_parameter"), [("bf16", 18), ("fp16", 20), ("amp-bf16", 18), ("pure-bf16", 8), ("fp32", 16)])
 def test_states_a_parameter_by_precision(precision: str, a_parameter: float) -> None:
     inputs = Inputs.of(problem(DENSE, precision=precision))
     states = memory.state_bytes(inputs, StrategyColumns.of([Strategy(zero_stage=0)]), np.array([1.0]), np.array([8.0]))

@@ -118,9 +118,7 @@ def test_prediction_modules_are_held_by_the_last_stage() -> None:
 @given(name=st.sampled_from(sorted(MODELS)), tp=POWERS, cp=st.sampled_from([1, 2, 4]), micro=st.integers(1, 4))
 def test_every_token_is_somebodys(name: str, tp: int, cp: int, micro: int) -> None:
     asked = problem(MODELS[name], gpus=64)
-    _, shard = sharded(
-        asked, Strategy(tensor_parallel_size=tp, sequence_parallel=tp > 1, context_parallel_size=cp, micro_batch_size=micro)
-    )
+    _, shard = sharded(asked, Strategy(tensor_parallel_size=tp, sequence_parallel=tp > 1, context_parallel_size=cp, micro_batch_size=micro))
     tokens = asked.training.sequence_length * micro
     assert float(shard.tokens[0]) * cp == tokens
     assert float(shard.norm_tokens[0]) * cp * tp == tokens

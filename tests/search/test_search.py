@@ -12,8 +12,9 @@ import pytest
 from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.inputs import Inputs
+from autopar.costmodel.pipeline_shape import lighter_split
 from autopar.costmodel.problem import Problem
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
 from autopar.costmodel.step import evaluate
 from autopar.search import Constraints, enumerate_space, feasibility, search, smallest_cluster
 from autopar.search.result import simplicity
@@ -45,7 +46,18 @@ def _loop(problem: Problem) -> list[Strategy]:
     rows = [replace(r, zero_stage=z, micro_batch_size=m) for r, z, m in itertools.product(rows, problem.framework.zero_stages, micro)]
     rows = _accepted(problem, rows)
     tastes = [preference.mask(problem, StrategyColumns.of(rows)) for preference in feasibility.PREFERENCES]
-    return [row for row, liked in zip(rows, np.all(tastes, axis=0), strict=True) if liked]
+    liked = [row for row, ok in zip(rows, np.all(tastes, axis=0), strict=True) if ok]
+    return [choice for row in liked for choice in _split_choices(problem, row)]
+
+
+def _split_choices(problem: Problem, row: Strategy) -> list[Strategy]:
+    """The even split where there is one, and the explicit one where its heaviest rank is lighter."""
+    even = [] if problem.model.num_layers % row.num_virtual_stages else [row]
+    if row.pipeline_parallel_size == 1:
+        return even
+    sizes = row.pipeline_parallel_size, row.virtual_pipeline_stages
+    lighter = lighter_split(Inputs.of(problem), row.pipeline_schedule, *sizes)
+    return [*even, *([replace(row, pipeline_layers=lighter)] if lighter else [])]
 
 
 def _accepted(problem: Problem, rows: list[Strategy], *, without: tuple[str, ...] = ()) -> list[Strategy]:
@@ -83,6 +95,8 @@ CASES = {
     "tight": ("dense", {"memory": 9.5e9, "batch": 8}),
     "unfused": ("dense", {"memory": 20e9, "gpus": 4, "batch": 4, "fused_attention": False}),
     "experts": ("experts", {"memory": 14e9, "batch": 4}),
+    "heavy head": ("heavy_head", {"gpus": 8, "batch": 32, "memory": 24e9}),
+    "heavy head, every schedule": ("heavy_head", {"gpus": 4, "batch": 8, "memory": 30e9, "schedules": tuple(PipelineSchedule)}),
     "schedules": ("dense", {"memory": 11e9, "gpus": 4, "schedules": tuple(PipelineSchedule), "batch": 8}),
 }
 
@@ -102,6 +116,27 @@ def test_result_is_that_of_the_loop(case: str, request: Any, make_problem: Any) 
     assert result.best == fastest[0][2]
     counted = sum(result.summary.rejected[name] for name in ("memory", "recompute_no_more_than_needed") if name in result.summary.rejected)
     assert counted + len(loop) == seen
+
+
+def test_a_heavy_head_takes_layers_off_the_last_stage(make_problem: Any, heavy_head: Any) -> None:
+    problem = make_problem(heavy_head, gpus=8, batch=32, memory=24e9)
+    best = search(problem).ranked[0]
+    assert best.strategy.pipeline_layers
+    assert sum(best.strategy.pipeline_layers) == heavy_head.num_layers
+    assert best.strategy.pipeline_layers[-1] < heavy_head.num_layers // best.strategy.num_virtual_stages
+    assert estimate(problem, best.strategy).step_time_seconds == CLOSE(best.step_time_seconds, rel=1e-12)
+    assert best.step_time_seconds < estimate(problem, replace(best.strategy, pipeline_layers=())).step_time_seconds
+    assert f"layers={split_text(best.strategy.pipeline_layers)}" in best.strategy.describe()
+
+
+def test_layers_that_do_not_divide_are_split_explicitly(make_problem: Any, dense: Any) -> None:
+    problem = make_problem(replace(dense, num_layers=30))
+    best = search(problem, Constraints(fixed={"pipeline_parallel_size": 4, "virtual_pipeline_stages": 1})).best
+    assert best is not None
+    assert sum(best.pipeline_layers) == 30
+    assert len(best.pipeline_layers) == 4
+    plain = replace(best, pipeline_layers=())
+    assert estimate(problem, plain).step_time_seconds == estimate(problem, best).step_time_seconds
 
 
 def test_tight_memory_takes_the_fewest_layers(make_problem: Any, dense: Any) -> None:

@@ -52,7 +52,8 @@ def test_space_is_the_thinned_product(
         accepted_by_all.append(mask(problem, columns).tolist())
     for index in range(len(whole)):
         alive[index] = all(mask[index] for mask in accepted_by_all)
-    assert sorted(map(repr, found)) == sorted(repr(row) for row, ok in zip(whole, alive, strict=True) if ok)
+    plain = {replace(row, pipeline_layers=()) for row in found}
+    assert sorted(map(repr, plain)) == sorted(repr(row) for row, ok in zip(whole, alive, strict=True) if ok)
     assert len(found) == len(set(found)) > 20
     choices = [int(space.recompute.count(problem, columns.pipeline_parallel_size[i : i + 1])[0]) for i in range(len(whole))]
     assert space.size == sum(choices)
