@@ -16,7 +16,7 @@ from autopar.costmodel.spec.errors import NoPlanError, raise_if
 from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.io.plan_file import read_plan, write_plan
-from autopar.request import build_problem, gather, problem_of
+from autopar.request import build_problem, gather, problem_of, resized
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.calibration import Calibration
@@ -182,7 +182,7 @@ def resolve(
             make_strategy({name: getattr(strategy, name) for name in strategy.__slots__}, world_size=_size(problem)),
             assumptions,
         )
-    return problem, make_strategy(strategy or {}, world_size=_size(problem)), assumptions
+    return problem, make_strategy(strategy or {}, world_size=_size(problem), framework=problem.framework), assumptions
 
 
 def faults(problem: Problem, strategy: Strategy) -> tuple[Fault, ...]:
@@ -194,7 +194,7 @@ def faults(problem: Problem, strategy: Strategy) -> tuple[Fault, ...]:
 
 def was_interrupted(search: SearchSummary) -> bool:
     """Whether the search was cut short, so that its best is the best of what it saw."""
-    return search.optimality.startswith("interrupted")
+    return search.interrupted
 
 
 def refusal_text(strategy: Strategy, refused: Iterable[Fault]) -> str:
@@ -241,4 +241,5 @@ def _nothing_fits(problem: Problem, constraints: Constraints, result: SearchResu
     from autopar.report.no_plan import no_plan_text
     from autopar.search import smallest_cluster
 
-    return no_plan_text(problem, result, texts, smallest_cluster(problem, constraints))
+    smallest = smallest_cluster(problem, constraints, resize=lambda gpus: resized(problem, gpus))
+    return no_plan_text(problem, result, texts, smallest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -83,6 +84,30 @@ def problem_of(plan: Plan) -> Problem:
     inputs = plan.inputs
     problem = _problem(inputs.model, inputs.cluster, inputs.training, inputs.framework, inputs.memory_reserve_bytes)
     return problem if inputs.calibration is None else _calibrated(problem, inputs.calibration, [])
+
+
+def resized(problem: Problem, num_gpus: int) -> Problem | None:
+    """``problem`` on ``num_gpus`` GPUs of its cluster, with the link tiers that many need; None where it has no such size.
+
+    A cluster of the catalog is built anew (one node has no network tier, several have); any other keeps its tiers.
+    """
+    from autopar.catalog import hardware
+    from autopar.catalog.links import link_profiles
+
+    def of_size(size: int) -> ClusterSpec:
+        return hardware.cluster(problem.cluster.id, size, device=problem.cluster.device)
+
+    now, known = problem.cluster, dict(zip(problem.cluster.tiers, problem.links, strict=True))
+    try:
+        is_catalogs = now.id in hardware.cluster_names() and of_size(now.num_gpus).tiers == now.tiers
+        if not is_catalogs and 0 < now.network_tier.domain_size < num_gpus:
+            return None
+        cluster = of_size(num_gpus) if is_catalogs else replace(now, num_gpus=num_gpus)
+    except InvalidInputError:
+        return None
+    links = tuple(known.get(tier, link) for tier, link in zip(cluster.tiers, link_profiles(cluster), strict=True))
+    changed = replace(problem, cluster=cluster, links=links)
+    return changed if problem.calibration is None else _calibrated(changed, problem.calibration, [])
 
 
 def _problem(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, framework: str, reserve: float | None) -> Problem:

@@ -135,6 +135,7 @@ def _integers(values: Iterable[int]) -> Ints:
 COLUMN_NAMES: tuple[str, ...] = tuple(f.name for f in fields(StrategyColumns) if f.name != "splits")
 
 
+_ARRAYS = (np.ndarray, np.generic)
 Record = TypeVar("Record")
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -151,28 +152,28 @@ def stack(rows: Sequence[Record]) -> Record:
 
 def gather(record: Record, rows: npt.NDArray[np.int64]) -> Record:
     """The given rows of a record of columns; scalars (0-d arrays) stand for every row and stay as they are."""
-    values = {}
     kind: Any = type(record)
+    values = {}
     for name in _names(kind):
         part: Any = getattr(record, name)
-        if not is_dataclass(part):
-            values[name] = part[rows] if part.ndim else part
-        else:
+        if not isinstance(part, _ARRAYS):
             values[name] = gather(part, rows)
-    return type(record)(**values)
+        else:
+            values[name] = part[rows] if part.ndim else part
+    return kind(**values)  # type: ignore[no-any-return]
 
 
 def trailing(record: Record) -> Record:
     """A record of columns with one more axis at the end, to broadcast over ranks; scalars (0-d arrays) stay as they are."""
-    values = {}
     kind: Any = type(record)
+    values = {}
     for name in _names(kind):
         part: Any = getattr(record, name)
-        if not is_dataclass(part):
-            values[name] = part[..., np.newaxis] if part.ndim else part
-        else:
+        if not isinstance(part, _ARRAYS):
             values[name] = trailing(part)
-    return type(record)(**values)
+        else:
+            values[name] = part[..., np.newaxis] if part.ndim else part
+    return kind(**values)  # type: ignore[no-any-return]
 
 
 @cache
@@ -190,6 +191,12 @@ def distinct_rows(strategies: StrategyColumns, names: tuple[str, ...]) -> tuple[
             _, key = np.unique(key, return_inverse=True)
     _, first, index = np.unique(key, return_index=True, return_inverse=True)
     return first, index
+
+
+def distinct(values: Ints) -> list[int]:
+    """The values that occur, ascending. Counting them too keeps numpy from loading its masked arrays."""
+    found: list[int] = np.unique(values, return_counts=True)[0].tolist()
+    return found
 
 
 def column(values: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:

@@ -11,7 +11,7 @@ from .columns import Floats, StrategyColumns, column, distinct_rows, gather, tra
 from .communication import all_gather_seconds, all_reduce_seconds, p2p_seconds, reduce_scatter_seconds
 from .compute import optimizer_seconds
 from .inputs import Inputs
-from .layer_costs import LayerCosts
+from .layer_costs import LayerCosts, LayerSizes
 from .memory import StateBytes
 from .pipeline_shape import PipelineShape
 from .topology import crosses_domain
@@ -74,6 +74,11 @@ def _holdings(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, sh
     )
 
 
+def rank_states(inputs: Inputs, strategies: StrategyColumns, sizes: LayerSizes, shape: PipelineShape) -> StateBytes:
+    """rows x ranks: bytes of parameters, gradients and optimizer."""
+    return _rank_states(inputs, strategies, sizes, *_rank_parameters(inputs, sizes, shape))
+
+
 def exposed_data_seconds(inputs: Inputs, costs: LayerCosts, held: Holdings, forward: Floats, backward: Floats) -> Floats:
     """Exposed data-parallel communication of each rank, rows x ranks.
 
@@ -114,7 +119,7 @@ def _optimizer_seconds(inputs: Inputs, parameters: Floats) -> Floats:
     return optimizer_seconds(trailing(inputs.wide_device), parameters * column(per_parameter))
 
 
-def _rank_parameters(inputs: Inputs, costs: LayerCosts, shape: PipelineShape) -> tuple[Floats, Floats]:
+def _rank_parameters(inputs: Inputs, costs: LayerSizes, shape: PipelineShape) -> tuple[Floats, Floats]:
     """Parameters of each rank that shard over the dense grid, and those that shard over the expert grid."""
     dense_count, moe_count = shape.layer_counts(inputs)
     local = costs.local
@@ -123,7 +128,7 @@ def _rank_parameters(inputs: Inputs, costs: LayerCosts, shape: PipelineShape) ->
     return shape.on_ranks(shared), shape.on_ranks(column(local.moe_layer_expert) * moe_count)
 
 
-def _rank_states(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, dense: Floats, expert: Floats) -> StateBytes:
+def _rank_states(inputs: Inputs, strategies: StrategyColumns, costs: LayerSizes, dense: Floats, expert: Floats) -> StateBytes:
     """State bytes of each rank: dense parameters over data x context ranks, experts over expert-data ranks."""
     wide = trailing(inputs) if inputs.num_gpus.ndim else inputs
     sharding = strategies.with_columns(zero_stage=column(strategies.zero_stage), shard_group_size=column(strategies.shard_group_size))

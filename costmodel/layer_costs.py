@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -29,41 +29,55 @@ class EndTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCosts:
-    """Everything about one layer and the ends that does not depend on the pipeline's shape, one row a strategy."""
+class LayerSizes:
+    """The bytes and sizes of one layer and the ends, which do not depend on the pipeline's shape, one row a strategy."""
 
-    dense: LayerTimes
-    moe: LayerTimes
-    ends: EndTimes
     dense_activations: LayerActivations
     moe_activations: LayerActivations
     logits: Floats
     local: LocalParameters
     shard: Shard
+    groups: Groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCosts(LayerSizes):
+    """The sizes of one layer and the ends, and their seconds."""
+
+    dense: LayerTimes
+    moe: LayerTimes
+    ends: EndTimes
     boundary: Floats
     """Seconds to send one micro-batch's activations to the next pipeline rank."""
-    groups: Groups
+
+
+def layer_sizes(inputs: Inputs, strategies: StrategyColumns) -> LayerSizes:
+    """Sizes of one layer for each strategy: all that its memory depends on."""
+    shard = Shard.of(inputs, strategies)
+    has_experts = bool(np.any(inputs.model.num_experts > 0))
+    dense_activations = memory.layer_activations(inputs, shard, moe=False)
+    return LayerSizes(
+        dense_activations=dense_activations,
+        moe_activations=memory.layer_activations(inputs, shard, moe=True) if has_experts else dense_activations,
+        logits=memory.logits_bytes(inputs, shard),
+        local=LocalParameters.of(inputs, shard),
+        shard=shard,
+        groups=Groups.of(inputs, shard),
+    )
 
 
 def layer_costs(inputs: Inputs, strategies: StrategyColumns) -> LayerCosts:
     """Costs of one layer for each strategy."""
-    shard = Shard.of(inputs, strategies)
-    local = LocalParameters.of(inputs, shard)
-    groups = Groups.of(inputs, shard)
+    sizes = layer_sizes(inputs, strategies)
+    shard, local, groups = sizes.shard, sizes.local, sizes.groups
     dense = layer.dense_layer(inputs, strategies, shard, groups, local)
     has_experts = bool(np.any(inputs.model.num_experts > 0))
-    dense_activations = memory.layer_activations(inputs, shard, moe=False)
     return LayerCosts(
         dense=dense,
         moe=layer.moe_layer(inputs, strategies, shard, groups, local) if has_experts else dense,
         ends=_end_times(inputs, shard, groups),
-        dense_activations=dense_activations,
-        moe_activations=memory.layer_activations(inputs, shard, moe=True) if has_experts else dense_activations,
-        logits=memory.logits_bytes(inputs, shard),
-        local=local,
-        shard=shard,
         boundary=_boundary_seconds(inputs, shard),
-        groups=groups,
+        **{field.name: getattr(sizes, field.name) for field in fields(LayerSizes)},
     )
 
 

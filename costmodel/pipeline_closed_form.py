@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .columns import Floats, Ints
+from .columns import Floats, Ints, distinct
 from .pipeline_rows import RowDurations, dwelling_bound, simulate_rows
 from .spec.errors import Fault, InvalidInputError, raise_if
 from .spec.schedule import schedule_faults
@@ -69,7 +69,7 @@ def simulated_microbatches(pipeline_parallel_size: int) -> int:
 
 
 def _check(kind: PipelineSchedule, p: int, v: int, num_microbatches: Ints, rows: RowDurations) -> None:
-    faults = [fault for m in np.unique(num_microbatches).tolist() for fault in schedule_faults(kind, p, v, m)]
+    faults = [fault for m in distinct(num_microbatches) for fault in schedule_faults(kind, p, v, m)]
     raise_if(list(dict.fromkeys(faults)))
     if kind in (PipelineSchedule.ZERO_BUBBLE, PipelineSchedule.DUALPIPE) and rows.weight_backward is None:
         required = f"the weight part of the backward, which {kind.value} runs apart"
@@ -100,7 +100,7 @@ def _simulate_short(
     kind: PipelineSchedule, sizes: tuple[int, int], num_microbatches: Ints, rows: RowDurations, limit: int, makespans: Floats
 ) -> None:
     """Fill in the makespans of the rows with at most ``limit`` micro-batches, one simulation for each count."""
-    for m in np.unique(num_microbatches[num_microbatches <= limit]).tolist():
+    for m in distinct(num_microbatches[num_microbatches <= limit]):
         chosen = num_microbatches == m
         makespans[chosen] = simulate_rows(kind, *sizes, m, rows.take(chosen))
 
@@ -172,7 +172,7 @@ def in_flight_microbatches(
     With a split backward a pass counts until its weight part ends.
     """
     p, v = pipeline_parallel_size, virtual_pipeline_stages
-    raise_if(list(dict.fromkeys(fault for m in np.unique(num_microbatches).tolist() for fault in schedule_faults(kind, p, v, m))))
+    raise_if(list(dict.fromkeys(fault for m in distinct(num_microbatches) for fault in schedule_faults(kind, p, v, m))))
     m, rank = num_microbatches[:, np.newaxis], np.arange(p)
     match kind:
         case PipelineSchedule.GPIPE:

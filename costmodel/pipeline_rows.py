@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from .action_graph import graph_of, period, steady_positions
 from .columns import Floats, Ints
-from .pipeline import action_graph, finish_times, period, steady_positions
-from .spec.schedule import build_schedule
+from .pipeline import finish_times
 from .spec.strategy import PipelineSchedule
 
 _CELLS = 2**21
@@ -80,7 +80,7 @@ class _Waves:
 @lru_cache(maxsize=64)
 def _waves(kind: PipelineSchedule, p: int, v: int, m: int, paired: bool) -> _Waves:
     """Sort the actions by the longest chain that leads to them; ``paired`` lets overlapping pairs run as one."""
-    graph = action_graph(build_schedule(kind, p, v, m))
+    graph = graph_of(kind, p, v, m)
     count = len(graph.kind)
     none = np.full(count, -1, dtype=np.int64)
     first = graph.pair_first if paired else none[:0]
@@ -205,7 +205,7 @@ def dwelling_bound(
     It misses critical cycles that wander over ranks and beat every single one: interleaved stages whose
     times differ manyfold (up to 0.4 too low), transfer delays as long as a pass in 1f1b. With stage times
     within a tenth of each other, or equal but for the ends, it was within 0.001 of the makespan in every
-    schedule tried. ``num_microbatches - window`` must be a multiple of :func:`~autopar.costmodel.pipeline.period`.
+    schedule tried. ``num_microbatches - window`` must be a multiple of :func:`~autopar.costmodel.action_graph.period`.
     """
     p, v = pipeline_parallel_size, virtual_pipeline_stages
     waves = _waves(kind, p, v, window, rows.overlapped_share is not None)

@@ -9,11 +9,11 @@ import numpy as np
 from . import memory
 from .columns import Bools, Floats, StrategyColumns, column
 from .inputs import Inputs
-from .layer_costs import LayerCosts
+from .layer_costs import LayerSizes
 from .memory import LayerActivations, StateBytes
 from .pipeline_closed_form import in_flight_microbatches
 from .pipeline_shape import PipelineShape
-from .stage_times import StageTimes
+from .stage_times import Repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class RankMemory:
 
     @classmethod
     def of(
-        cls, inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, shape: PipelineShape, times: StageTimes, states: StateBytes
+        cls, inputs: Inputs, strategies: StrategyColumns, costs: LayerSizes, shape: PipelineShape, times: Repeated, states: StateBytes
     ) -> RankMemory:
         """States, what is in flight under the schedule, logits on the last rank, buffers, and the framework's reserve.
 
@@ -59,7 +59,7 @@ class RankMemory:
         return replace(held, reserve=reserve)
 
 
-def _activations(inputs: Inputs, costs: LayerCosts, shape: PipelineShape, times: StageTimes) -> tuple[Floats, Floats]:
+def _activations(inputs: Inputs, costs: LayerSizes, shape: PipelineShape, times: Repeated) -> tuple[Floats, Floats]:
     """Activation bytes at each rank's peak, and the virtual-stage activations in flight there.
 
     A rank holds ``in flight`` times its average virtual stage (with the boundary tensors the framework keeps beside it), and the
@@ -80,7 +80,7 @@ def _activations(inputs: Inputs, costs: LayerCosts, shape: PipelineShape, times:
     return np.asarray(in_flight * of_rank + column(memory.rotary_tables(inputs, costs.shard))), in_flight
 
 
-def _one_layer(costs: LayerCosts, shape: PipelineShape) -> Floats:
+def _one_layer(costs: LayerSizes, shape: PipelineShape) -> Floats:
     """rows x ranks: the whole set of the heavier layer kind a rank has."""
     has_moe = shape.on_ranks(np.asarray(shape.moe_layers, dtype=np.float64)) > 0
     return np.where(has_moe, column(costs.moe_activations.kept), column(costs.dense_activations.kept))

@@ -14,7 +14,23 @@ from .spec.strategy import PipelineSchedule, Recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
+class Repeated:
+    """What recomputation repeats, rows x 1."""
+
+    recomputed: Floats
+    """Share of the layers that full recomputation repeats."""
+    selective: Floats
+    """1 where selective recomputation repeats its part."""
+
+    @classmethod
+    def by(cls, strategies: StrategyColumns, shape: PipelineShape) -> Repeated:
+        """What ``strategies`` repeat on the stages of ``shape``."""
+        selective = column(np.asarray(strategies.is_recompute(Recompute.SELECTIVE), dtype=np.float64))
+        return Repeated(recomputed=recomputed_share(strategies, shape.layers_of_rank), selective=selective)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes(Repeated):
     """rows x virtual stages, seconds of one micro-batch; exposed transfers are folded into the passes."""
 
     forward: Floats
@@ -26,10 +42,6 @@ class StageTimes:
     end_backward: Floats
     transfers: Floats
     """Exposed pipeline transfers, both directions."""
-    recomputed: Floats
-    """rows x 1: share of the layers that full recomputation repeats."""
-    selective: Floats
-    """rows x 1: 1 where selective recomputation repeats its part."""
 
     @classmethod
     def of(cls, inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, shape: PipelineShape) -> StageTimes:
@@ -39,8 +51,8 @@ class StageTimes:
         def over_layers(of_dense: Floats, of_moe: Floats) -> Floats:
             return np.asarray(column(of_dense) * dense_count + column(of_moe) * moe_count)
 
-        share = recomputed_share(strategies, shape.layers_of_rank)
-        selective = column(np.asarray(strategies.is_recompute(Recompute.SELECTIVE), dtype=np.float64))
+        repeats = Repeated.by(strategies, shape)
+        share, selective = repeats.recomputed, repeats.selective
         forward = over_layers(costs.dense.forward.total, costs.moe.forward.total)
         repeated = share * forward + selective * over_layers(costs.dense.selective.total, costs.moe.selective.total)
         backward = over_layers(costs.dense.backward.total, costs.moe.backward.total) + repeated

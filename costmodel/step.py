@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from .columns import Bools, Floats, Ints, StrategyColumns, distinct_rows, gather
-from .holdings import Holdings, exposed_data_seconds, held_by_ranks
+from .holdings import Holdings, exposed_data_seconds, held_by_ranks, rank_states
 from .inputs import Inputs
-from .layer_costs import LayerCosts, layer_costs
+from .layer_costs import LayerCosts, layer_costs, layer_sizes
 from .makespan import makespan_seconds
 from .pipeline_shape import PipelineShape, head_layers
 from .rank_memory import RankMemory
-from .stage_times import StageTimes
+from .stage_times import Repeated, StageTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,22 @@ def evaluate(inputs: Inputs, strategies: StrategyColumns, *, simulate: bool = Fa
     )
 
 
+def peak_memory_bytes(inputs: Inputs, strategies: StrategyColumns) -> Floats:
+    """Peak memory of each strategy, as :func:`evaluate` has it, without computing any time."""
+    peak = np.empty(len(strategies))
+    if inputs.num_gpus.ndim:
+        sizes, index = layer_sizes(inputs, strategies), np.arange(len(strategies))
+    else:
+        first, index = distinct_rows(strategies, _LAYER_KEY)
+        sizes = layer_sizes(inputs, strategies.take(first))
+    for rows in _pipeline_groups(inputs, strategies):
+        members, own = strategies.take(rows), gather(inputs, rows) if inputs.num_gpus.ndim else inputs
+        shape, mine = PipelineShape.of(own, members), gather(sizes, index[rows])
+        states = rank_states(own, members, mine, shape)
+        peak[rows] = np.max(RankMemory.of(own, members, mine, shape, Repeated.by(members, shape), states).total, axis=1)
+    return peak
+
+
 def stage_groups(inputs: Inputs, strategies: StrategyColumns, *, simulate: bool = False) -> Iterator[StageCosts]:
     """The strategies in groups that share a pipeline shape and a model's layer pattern."""
     costs, index = _shared_layer_costs(inputs, strategies)
@@ -99,6 +115,9 @@ _LAYER_KEY = (
 )  # fmt: skip
 
 
+_SHAPE_KEY = ("pipeline_schedule", "pipeline_parallel_size", "virtual_pipeline_stages", "layer_split")
+
+
 def _shared_layer_costs(inputs: Inputs, strategies: StrategyColumns) -> tuple[LayerCosts, Ints]:
     """Layer costs once for every distinct combination of the sizes they depend on, and each strategy's row in them."""
     if inputs.num_gpus.ndim:
@@ -110,13 +129,12 @@ def _shared_layer_costs(inputs: Inputs, strategies: StrategyColumns) -> tuple[La
 def _pipeline_groups(inputs: Inputs, strategies: StrategyColumns) -> Iterator[Ints]:
     """Row numbers of each group of equal schedule, p, v, layer pattern and explicit split."""
     model = inputs.model
-    key = [strategies.pipeline_schedule, strategies.pipeline_parallel_size, strategies.virtual_pipeline_stages, strategies.layer_split]
-    if model.num_layers.ndim:
-        pattern = (model.num_layers, model.first_dense_layers, model.moe_layer_frequency, model.num_moe_layers, 1e6 * head_layers(inputs))
-        key += [c.astype(np.int64) for c in pattern]
     if not len(strategies):
         return
-    _, codes = np.unique(np.stack(key), axis=1, return_inverse=True)
+    _, codes = distinct_rows(strategies, _SHAPE_KEY)
+    if model.num_layers.ndim:
+        pattern = (model.num_layers, model.first_dense_layers, model.moe_layer_frequency, model.num_moe_layers, 1e6 * head_layers(inputs))
+        _, codes = np.unique(np.stack([codes, *(c.astype(np.int64) for c in pattern)]), axis=1, return_inverse=True)
     order = np.argsort(codes, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
         yield from np.array_split(rows, -(-len(rows) // 20_000))

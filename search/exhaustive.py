@@ -14,8 +14,9 @@ import numpy as np
 
 from autopar.costmodel.columns import RECOMPUTES, Bools, Floats, Ints, StrategyColumns
 from autopar.costmodel.inputs import Inputs
+from autopar.costmodel.memory import least_state_bytes
 from autopar.costmodel.spec.strategy import Recompute
-from autopar.costmodel.step import evaluate
+from autopar.costmodel.step import evaluate, peak_memory_bytes
 
 from .feasibility import MEMORY, PREFERENCES, RECOMPUTE_AS_NEEDED
 from .result import simplicity
@@ -77,8 +78,8 @@ class Sweep:
         asked = {
             "none": _recomputing(rows, Recompute.NONE) if choices.none else None,
             "selective": _recomputing(rows, Recompute.SELECTIVE) if selective else None,
-            "most": self._covering(rows, most) if choices.full else None,
-            "fewest": self._covering(rows, np.minimum(fewest, most)) if choices.full else None,
+            "most": covering(self.space, rows, most) if choices.full else None,
+            "fewest": covering(self.space, rows, np.minimum(fewest, most)) if choices.full else None,
         }
         answers = self._evaluate_together({name: part for name, part in asked.items() if part is not None})
         settled = np.zeros(len(rows), dtype=np.bool_)
@@ -92,18 +93,6 @@ class Sweep:
         left = ~settled & (covered > 0)
         if left.any():
             self._visit_full(rows.take(left), (fewest[left], most[left]), (answers["fewest"].take(left), answers["most"].take(left)))
-
-    def visit_frugal(self, rows: StrategyColumns) -> None:
-        """Evaluate ``rows`` with the choices of recomputation that need least memory: enough to know whether anything fits."""
-        choices = self.space.recompute
-        fewest, most = choices.layer_range(self.space.problem, rows.pipeline_parallel_size)
-        if choices.none:
-            self._keep(self._evaluate(_recomputing(rows, Recompute.NONE)))
-        if choices.selective:
-            self._keep(self._evaluate(_recomputing(rows, Recompute.SELECTIVE)))
-        if choices.full:
-            covered = most >= fewest
-            self._keep(self._evaluate(self._covering(rows.take(covered), most[covered])))
 
     def _visit_full(self, rows: StrategyColumns, layers: tuple[Ints, Ints], answers: tuple[Candidates, Candidates]) -> None:
         """Full recomputation on the fewest layers that fit, given the range of ``layers`` and the answers at its ends.
@@ -123,19 +112,14 @@ class Sweep:
             line = (above[left] - self._capacity) / (above[left] - found.memory[left])
             probe = low[left] + np.ceil(line * (high - low)[left]).astype(np.int64)
             probe = np.clip(probe, low[left] + 1, high[left] - 1)
-            tried = self._evaluate(self._covering(rows.take(left), probe))
+            tried = self._evaluate(covering(self.space, rows.take(left), probe))
             fit = self._fitting(tried)
             high[left[fit]] = probe[fit]
             found.put(left[fit], tried.take(fit))
             low[left[~fit]], above[left[~fit]] = probe[~fit], tried.memory[~fit]
         self.rejected[MEMORY] += int((high - fewest).sum())
         self.rejected[RECOMPUTE_AS_NEEDED] += int((most - high).sum())
-        self._add(Candidates(self._covering(rows, high), found.seconds, found.exact, found.memory))
-
-    def _covering(self, rows: StrategyColumns, layers: Ints) -> StrategyColumns:
-        """``rows`` with full recomputation of ``layers`` of each rank; all of them are written 0."""
-        held = -(-self.space.problem.model.num_layers // rows.pipeline_parallel_size)
-        return _recomputing(rows, Recompute.FULL, np.where(layers >= held, 0, layers))
+        self._add(Candidates(covering(self.space, rows, high), found.seconds, found.exact, found.memory))
 
     def _keep(self, found: Candidates) -> Bools:
         """Keep those of ``found`` that fit, and say which do."""
@@ -207,6 +191,29 @@ class Sweep:
         if len(known) < self.top:
             return float("inf")
         return float(np.partition(known, self.top - 1)[self.top - 1]) * (1 + SAME)
+
+
+def anything_fits(space: Space) -> bool:
+    """Whether the memory holds any strategy of ``space``: asks those that recompute most first, and computes no times."""
+    inputs, choices = Inputs.of(space.problem), space.recompute
+    capacity = float(inputs.memory_bytes)
+    if float(least_state_bytes(inputs)) > capacity * space.problem.cluster.num_gpus:
+        return False
+    for rows in space.slices():
+        fewest, most = choices.layer_range(space.problem, rows.pipeline_parallel_size)
+        covered = most >= fewest
+        frugal = [covering(space, rows.take(covered), most[covered])] if choices.full else []
+        frugal += [_recomputing(rows, Recompute.NONE)] if choices.none else []
+        frugal += [_recomputing(rows, Recompute.SELECTIVE)] if choices.selective else []
+        if any((peak_memory_bytes(inputs, each) <= capacity).any() for each in frugal):
+            return True
+    return False
+
+
+def covering(space: Space, rows: StrategyColumns, layers: Ints) -> StrategyColumns:
+    """``rows`` with full recomputation of ``layers`` of each rank; all of them are written 0."""
+    held = -(-space.problem.model.num_layers // rows.pipeline_parallel_size)
+    return _recomputing(rows, Recompute.FULL, np.where(layers >= held, 0, layers))
 
 
 def _selective_is_tried(space: Space) -> bool:

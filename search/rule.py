@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,14 @@ class Rule:
 
     def fault(self, problem: Problem, strategy: Strategy) -> Fault | None:
         """What is wrong with ``strategy`` by this rule; None where it is accepted."""
-        accepted = bool(self.mask(problem, StrategyColumns.of([strategy]))[0])
+        accepted = bool(self.mask(problem, _columns_of(strategy))[0])
         return None if accepted else self.explain(problem, strategy)
+
+
+@lru_cache(maxsize=1)
+def _columns_of(strategy: Strategy) -> StrategyColumns:
+    """One row; every rule is asked about the same strategy in turn."""
+    return StrategyColumns.of([strategy])
 
 
 def accepted_values(

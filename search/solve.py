@@ -11,7 +11,7 @@ from autopar.costmodel.spec.plan import SearchSummary
 
 from . import feasibility
 from .constraints import NO_CONSTRAINTS, Constraints
-from .exhaustive import Candidates, Sweep
+from .exhaustive import Candidates, Sweep, anything_fits
 from .feasibility import PREFERENCES, Preference
 from .result import Ranked, SearchResult
 from .space import Space
@@ -52,6 +52,7 @@ def search(
         rejected=dict(sorted(sweep.rejected.items())),
         method="exhaustive",
         optimality=_optimality(sweep, stopped, lifted),
+        interrupted=stopped,
     )
     refused = sweep.space.last_refused if not sweep.evaluated else []
     return SearchResult(
@@ -124,28 +125,39 @@ def tie_gap(problem: Problem) -> float:
     return TIE if problem.residuals is None else problem.residuals.resolvable_gap
 
 
-def smallest_cluster(problem: Problem, constraints: Constraints = NO_CONSTRAINTS) -> tuple[int, Ranked] | None:
-    """The fewest GPUs of this kind on which a strategy fits, and the fastest one there; None where there is none up to 131,072.
+Resize = Callable[[int], Problem | None]
+"""The problem on another number of GPUs of the same kind; None where the cluster does not come in that size."""
 
-    Sizes below a node are its divisors, above it whole nodes: doubled until something fits, then every whole number of nodes
-    (at most 32 steps) between the last size that did not fit and that one, since a size that fits does not make
-    the next one fit (the batch and the heads have to divide too).
+
+def smallest_cluster(
+    problem: Problem, constraints: Constraints = NO_CONSTRAINTS, *, resize: Resize | None = None
+) -> tuple[Problem, Ranked] | None:
+    """The problem on the fewest GPUs of this kind that hold it, and the fastest strategy there; None where there is none.
+
+    Sizes below a node are its divisors, above it whole nodes: doubled until something fits (at most to 131,072), then every
+    whole number of nodes (at most 32 steps) between the last size that did not fit and that one, since a size that fits does
+    not make the next one fit (the batch and the heads have to divide too).
+
+    Args:
+        problem: what did not fit, or anything else of its kind.
+        constraints: as of the search.
+        resize: where links change with the size (one node has no network); None: the same links at every size.
     """
+    sized = resize or (lambda num_gpus: replace(problem, cluster=replace(problem.cluster, num_gpus=num_gpus)))
     node = problem.cluster.gpus_per_node
     misses = 0
     for size in _doubling(node):
-        if _holds(problem, constraints, size):
+        if _holds(sized(size), constraints):
             for smaller in _between(misses, size, node):
-                if _holds(problem, constraints, smaller):
-                    return _smallest(problem, constraints, smaller)
-            return _smallest(problem, constraints, size)
+                if _holds(sized(smaller), constraints):
+                    return _fastest(sized(smaller), constraints)
+            return _fastest(sized(size), constraints)
         misses = size
     return None
 
 
 def _doubling(node: int) -> list[int]:
-    inside = [size for size in range(1, node + 1) if node % size == 0]
-    sizes = [*inside]
+    sizes = [size for size in range(1, node + 1) if node % size == 0]
     while sizes[-1] * 2 <= MAX_GPUS:
         sizes.append(sizes[-1] * 2)
     return sizes
@@ -156,24 +168,15 @@ def _between(low: int, high: int, node: int) -> range:
     return range(low + step, high, step) if low >= node else range(0)
 
 
-def _resized(problem: Problem, num_gpus: int) -> Problem:
-    return replace(problem, cluster=replace(problem.cluster, num_gpus=num_gpus))
+def _holds(problem: Problem | None, constraints: Constraints) -> bool:
+    """Whether any strategy fits."""
+    strict = [p for p in PREFERENCES if not p.liftable]
+    return problem is not None and anything_fits(Space.of(problem, constraints, preferences=strict))
 
 
-def _holds(problem: Problem, constraints: Constraints, num_gpus: int) -> bool:
-    """Whether any strategy fits on ``num_gpus``."""
-    space = Space.of(_resized(problem, num_gpus), constraints, preferences=[p for p in PREFERENCES if not p.liftable])
-    sweep = Sweep(space, top=1)
-    for rows in space.slices():
-        sweep.visit_frugal(rows)
-        if sweep.has_found:
-            return True
-    return False
-
-
-def _smallest(problem: Problem, constraints: Constraints, num_gpus: int) -> tuple[int, Ranked] | None:
-    result = search(_resized(problem, num_gpus), constraints, top=1)
-    return (num_gpus, result.ranked[0]) if result.ranked else None
+def _fastest(problem: Problem | None, constraints: Constraints) -> tuple[Problem, Ranked] | None:
+    ranked = search(problem, constraints, top=1).ranked if problem is not None else ()
+    return (problem, ranked[0]) if problem is not None and ranked else None
 
 
 __all__ = ["PROVEN", "search", "smallest_cluster", "tie_gap"]

@@ -46,3 +46,9 @@ def _table(name: str) -> dict[str, Any]:
         table = tomllib.load(file)
     base = table.pop("extends", None)
     return table if base is None else _table(base) | table
+
+
+def base_table(name: str) -> dict[str, Any]:
+    """The values of the profile that ``name`` extends: documented, never fitted."""
+    with (FOLDER / f"{name}.toml").open("rb") as file:
+        return _table(tomllib.load(file)["extends"])

@@ -61,6 +61,8 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave with its exit code."""
+    # Arrays here are small: a second thread of numpy's linear algebra only spins, and starting it takes longer than the work.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows another, and nothing fails
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from autopar.costmodel.spec.errors import Fault, raise_if
+from autopar.costmodel.spec.framework import ExecutionProfile
 from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
 
 SHORT_NAMES: dict[str, str] = {
@@ -127,11 +128,14 @@ def off_value(field: str) -> bool | int | str:
     return _OFF.get(field, 1)
 
 
-def make_strategy(values: Mapping[str, object], *, world_size: int | None = None) -> Strategy:
+def make_strategy(
+    values: Mapping[str, object], *, world_size: int | None = None, framework: ExecutionProfile | None = None
+) -> Strategy:
     """A strategy from fields by their short or full names.
 
     ``data_parallel_size`` is ``world_size`` over the other sizes where it is absent; sequence parallelism is on where
-    tensor parallelism is, and a schedule follows from the virtual stages, unless they are given.
+    tensor parallelism is, and a schedule follows from the virtual stages, unless they are given. A ``framework`` without
+    sequence parallelism or ZeRO-1 gets what it has instead: none, and its lowest stage.
 
     Raises:
         InvalidInputError: an unknown field, a value out of range, or sizes that do not make ``world_size``.
@@ -144,7 +148,11 @@ def make_strategy(values: Mapping[str, object], *, world_size: int | None = None
         named[field] = CHOICES[field](str(_value(field, str(value), key, faults))) if is_choice_text and not faults else value
     raise_if(faults)
     tensor, virtual = named.get("tensor_parallel_size", 1), named.get("virtual_pipeline_stages", 1)
-    named.setdefault("sequence_parallel", tensor != 1)
+    named.setdefault("sequence_parallel", tensor != 1 and (framework is None or framework.sequence_parallel))
+    if framework is not None:
+        pipelined = named.get("pipeline_parallel_size", 1) != 1
+        stages = framework.zero_stages_with_pipeline if pipelined else framework.zero_stages
+        named.setdefault("zero_stage", 1 if 1 in stages else min(stages))
     named.setdefault("pipeline_schedule", PipelineSchedule.ONE_F_ONE_B if virtual == 1 else PipelineSchedule.INTERLEAVED)
     derived = "data_parallel_size" not in named
     strategy = Strategy(**named)  # type: ignore[arg-type]

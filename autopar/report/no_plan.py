@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from autopar.costmodel.spec.units import format_bytes, format_count
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from autopar.search import Ranked, SearchResult
 
 MAX_RULES = 4
+NOTHING_FITS = "nothing fits"
 
 
-def no_plan_text(problem: Problem, result: SearchResult, constraints: tuple[str, ...], smallest: tuple[int, Ranked] | None) -> str:
+def no_plan_text(problem: Problem, result: SearchResult, constraints: tuple[str, ...], smallest: tuple[Problem, Ranked] | None) -> str:
     """Why no strategy is left, with numbers, and the smallest number of GPUs that would hold the model."""
     model, cluster, training = problem.model, problem.cluster, problem.training
     where = f"{cluster.num_gpus:,} x {cluster.device.name} ({format_bytes(cluster.device.memory_bytes)} each)"
-    verdict = "nothing fits" if result.summary.evaluated else "no strategy is possible"
+    verdict = NOTHING_FITS if result.summary.evaluated else "no strategy is possible"
     text = [f"{verdict}: {model.name} ({format_count(model.num_parameters)} parameters) on {where}, {batch_text(training)} a step"]
     if constraints:
         text.append(f"constraints: {', '.join(constraints)}")
@@ -32,25 +33,25 @@ def no_plan_text(problem: Problem, result: SearchResult, constraints: tuple[str,
     misses = [
         f"least memory: {miss.strategy.describe()} needs {format_bytes(miss.peak_memory_bytes)}" for miss in result.nearest_misses[:3]
     ]
-    return "\n".join([*text, *misses, *_smallest_lines(problem, smallest, constrained=bool(constraints))])
+    return "\n".join([*text, *misses, *_smallest_lines(problem, smallest, verdict, constrained=bool(constraints))])
 
 
-def _smallest_lines(problem: Problem, smallest: tuple[int, Ranked] | None, *, constrained: bool) -> list[str]:
+def _smallest_lines(problem: Problem, smallest: tuple[Problem, Ranked] | None, verdict: str, *, constrained: bool) -> list[str]:
     if smallest is None:
         within = "within these constraints; loosen one" if constrained else "with this batch and sequence length"
-        return [f"no number of these GPUs holds it {within}"]
-    count, ranked = smallest
+        return [f"{'no number of these GPUs holds it' if verdict == NOTHING_FITS else 'nor is one on any other number of these GPUs'} {within}"]
+    on, ranked = smallest
+    count = on.cluster.num_gpus
     best = ranked.strategy.describe()
     if count <= problem.cluster.num_gpus:
         gpus = f"{count:,} GPU{'' if count == 1 else 's'}"
         return [f"memory is not the obstacle: {gpus} would hold it ({best}); the sizes have to divide the batch, the heads and the GPUs"]
-    uses = ", ".join(f"{name.replace('_', ' ')} {format_bytes(value)}" for name, value in _fullest_gpu(problem, count, ranked))
+    uses = ", ".join(f"{name.replace('_', ' ')} {format_bytes(value)}" for name, value in _fullest_gpu(on, ranked))
     return [f"smallest number of GPUs that holds it: {count:,} ({best})", f"what uses the memory of the fullest GPU there: {uses}"]
 
 
-def _fullest_gpu(problem: Problem, count: int, ranked: Ranked) -> list[tuple[str, float]]:
+def _fullest_gpu(problem: Problem, ranked: Ranked) -> list[tuple[str, float]]:
     from autopar.costmodel.estimate import estimate
 
-    resized = replace(problem, cluster=replace(problem.cluster, num_gpus=count))
-    memory = max(estimate(resized, ranked.strategy).stages, key=lambda stage: stage.peak_memory_bytes).memory
+    memory = max(estimate(problem, ranked.strategy).stages, key=lambda stage: stage.peak_memory_bytes).memory
     return sorted(((f.name, getattr(memory, f.name)) for f in fields(memory) if getattr(memory, f.name) >= 1), key=lambda item: -item[1])

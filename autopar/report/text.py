@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from autopar.costmodel.spec.estimate import Estimate, StageEstimate
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
 from autopar.costmodel.spec.units import TERA, format_bytes, format_count, format_seconds
 
 from .tables import bullet_list, field_table, plain_table, share_bar
@@ -76,7 +76,7 @@ def strategy_table(strategy: Strategy, global_batch_size: int, title: str) -> Re
     table.add_row("tensor parallel", f"{strategy.tensor_parallel_size}{' + sequence parallel' if strategy.sequence_parallel else ''}")
     table.add_row("pipeline parallel", _pipeline_text(strategy))
     if strategy.pipeline_layers:
-        table.add_row("layers per stage", ", ".join(map(str, strategy.pipeline_layers)))
+        table.add_row("layers of stages", split_text(strategy.pipeline_layers).replace(",", ", "))
     table.add_row("data parallel", f"{strategy.data_parallel_size}, {_zero_text(strategy)}")
     if strategy.context_parallel_size > 1:
         table.add_row("context parallel", f"{strategy.context_parallel_size}, {strategy.context_parallel_kind.value}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autopar.accuracy.cases import Case
-from autopar.catalog.frameworks import framework
+from autopar.catalog.frameworks import base_table, framework
 from autopar.catalog.hardware import device
 from autopar.catalog.profiles import hardware_profile
 
@@ -25,6 +25,12 @@ class Constant:
 
     def applies_to(self, case: Case) -> bool:
         return self.name == (case.problem.framework.id if self.owner == "framework" else case.problem.cluster.device.id)
+
+    def documented(self) -> float:
+        """Its value before any fit: the framework's base profile's; a device's own, which its measurements bound."""
+        if self.owner == "device":
+            return self.current()
+        return float(base_table(self.name)[self.field])
 
     def current(self) -> float:
         """Its value in the catalog."""

@@ -3,8 +3,9 @@
     python -m benchmarks.calibration.steps [--only GROUP] [--write] [--left-out FILE]
 
 A constant belongs to a framework (``autopar/catalog/frameworks``) or a device (``autopar/catalog/profiles``), never to
-a model, a family of runs or a row. Errors are of the logarithm, robust (soft L1), with a pull towards the starting value that is
-worth one row, so that what the rows do not tell stays where it was.
+a model, a family of runs or a row. Errors are of the logarithm, robust (soft L1), with a weak pull towards the starting value,
+so that what the rows do not tell stays where it was. Fits without some rows start from documented values, not from the catalog's, which
+have seen those rows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from benchmarks.accuracy.tables import RUN_TABLES
 from .constants import CONSTANTS, NOT_FITTED, TRUST, Constant
 
 TABLES = Path(__file__).parents[1] / "accuracy"
-PULL = 1.0
+LEFT_OUT_EVALUATIONS = 10
+PULL = 0.1
+"""Error of one row that a constant may make up for by moving over its whole range."""
 
 
 def load_cases() -> list[Case]:
@@ -84,17 +87,24 @@ def log_errors(cases: Sequence[Case], inputs: Inputs) -> Floats:
     return np.log(found.step_time_seconds / np.array([case.measured_seconds for case in cases]))
 
 
-def fit(cases: Sequence[Case], constants: Sequence[Constant], weights: Floats | None = None, *, evaluations: int = 25) -> Fit:
-    """The constants that fit ``cases`` best, from where the catalog has them."""
+def fit(
+    cases: Sequence[Case],
+    constants: Sequence[Constant],
+    weights: Floats | None = None,
+    *,
+    start: Floats | None = None,
+    evaluations: int = 25,
+) -> Fit:
+    """The constants that fit ``cases`` best, from ``start`` or where the catalog has them."""
     inputs = Inputs.stacked([case.problem for case in cases])
     weight = family_weights(cases) if weights is None else weights
-    start = np.array([constant.current() for constant in constants])
+    start = np.array([constant.current() for constant in constants]) if start is None else start
     low, high = np.array([c.low for c in constants]), np.array([c.high for c in constants])
 
     def residuals(unit: Floats) -> npt.NDArray[np.float64]:
         values = low + unit * (high - low)
         errors = log_errors(cases, with_constants(inputs, cases, constants, values))
-        return np.concatenate([weight * errors, PULL * 0.05 * (unit - unit0)])
+        return np.concatenate([weight * errors, PULL * (unit - unit0)])
 
     unit0 = np.clip((start - low) / (high - low), 0.001, 0.999)
     solved = least_squares(residuals, unit0, bounds=(0, 1), loss="soft_l1", f_scale=0.1, diff_step=1e-3, max_nfev=evaluations)
@@ -103,8 +113,6 @@ def fit(cases: Sequence[Case], constants: Sequence[Constant], weights: Floats | 
     return Fit(constants=tuple(constants), values=values, errors=errors)
 
 
-LEFT_OUT_EVALUATIONS = 6
-"""Steps of a refit without some rows, from the fit with them."""
 FAMILY_ROWS = 250
 """A family of more rows counts as this many, so that a big table does not drown the others."""
 
@@ -117,8 +125,11 @@ def family_weights(cases: Sequence[Case]) -> Floats:
     return np.sqrt(np.minimum(1.0, FAMILY_ROWS / counts))[index] * trust
 
 
-def left_out(cases: Sequence[Case], constants: Sequence[Constant], key: Callable[[Case], str]) -> Floats:
+def left_out(
+    cases: Sequence[Case], constants: Sequence[Constant], key: Callable[[Case], str], *, evaluations: int = LEFT_OUT_EVALUATIONS
+) -> Floats:
     """Signed errors of each row with its group's rows left out of the fit."""
+    start = np.array([constant.documented() for constant in constants])
     names = np.array([key(case) for case in cases])
     errors = np.empty(len(cases))
     for name in np.unique(names):
@@ -128,7 +139,7 @@ def left_out(cases: Sequence[Case], constants: Sequence[Constant], key: Callable
             continue
         kept = [case for case, gone in zip(cases, out, strict=True) if not gone]
         away = [case for case, gone in zip(cases, out, strict=True) if gone]
-        found = fit(kept, constants, evaluations=LEFT_OUT_EVALUATIONS)
+        found = fit(kept, constants, start=start, evaluations=evaluations)
         inputs = with_constants(Inputs.stacked([case.problem for case in away]), away, constants, found.values)
         errors[out] = np.expm1(log_errors(away, inputs))
     return errors
@@ -178,7 +189,7 @@ def left_out_report(every: Sequence[Case]) -> dict[str, object]:
     A group of rows whose framework is then fitted to nothing keeps the constants of the profile it extends.
     """
     table: dict[str, dict[str, object]] = {}
-    for key in ("family", "model_name", "device"):
+    for key in ("family", "device", "model_name"):
         cases: list[Case] = []
         errors: list[float] = []
         for constants in CONSTANTS.values():

@@ -44,6 +44,8 @@ class SearchSummary:
     method: str
     optimality: str
     """``proven over the enumerated space``, or how far the search got."""
+    interrupted: bool = False
+    """Cut short: the best is the best of what was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,14 +105,14 @@ class Strategy:
             parts.append(f"layers={split_text(self.pipeline_layers)}")
         recompute = self.recompute.value
         if self.recompute is Recompute.FULL and self.num_recompute_layers:
-            recompute += f"({self.num_recompute_layers} layers)"
+            recompute += f"({self.num_recompute_layers} layer{'' if self.num_recompute_layers == 1 else 's'})"
         return " ".join([*parts, f"recompute={recompute}"])
 
 
 def split_text(layers: Sequence[int]) -> str:
-    """Layers of the stages in model order, equal ones counted together: ``6,5x14,4``."""
+    """Layers of the stages in model order, equal ones counted together: ``6,5*14,4``, as ``--pipeline-layers`` takes it."""
     runs = ((count, len(list(run))) for count, run in groupby(layers))
-    return ",".join(f"{count}x{length}" if length > 1 else str(count) for count, length in runs)
+    return ",".join(f"{count}*{length}" if length > 1 else str(count) for count, length in runs)
 
 
 def balanced_layers(num_layers: int, num_stages: int, *, head_layers: float = 0.0, holders: Sequence[int] | None = None) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -185,8 +186,9 @@ def test_fp8_gemms_of_an_h200() -> None:
 @pytest.mark.parametrize(
     ("name", "hardware", "compute_type", "least", "bound"),
     [
-        ("a100-sxm4-80gb", "A100-SXM4-80GB (Azure ND A100 v4)", ComputeType.FP16, 5, 0.08),
-        ("h100-sxm5-80gb", "H100-SXM5-80GB (Azure ND H100 v5)", ComputeType.FP8, 6, 0.12),
+        # fitted to whole steps, where a rate makes up for what it stands beside: further from bare kernels
+        ("a100-sxm4-80gb", "A100-SXM4-80GB (Azure ND A100 v4)", ComputeType.FP16, 5, 0.12),
+        ("h100-sxm5-80gb", "H100-SXM5-80GB (Azure ND H100 v5)", ComputeType.FP8, 6, 0.18),
         ("h200-sxm-141gb", "H200-SXM-141GB (Azure ND H200 v5)", ComputeType.FP8, 6, 0.12),
     ],
 )
@@ -255,12 +257,16 @@ def test_every_device_of_the_catalog_has_constants_with_their_origin(name: str) 
     assert profile.gemm_small_efficiency >= profile.gemm_efficiency
     if name not in profiled_devices():
         assert Origin.MEASURED not in profile.origin.values()
+    for constant, source in profile.sources.items():
+        if source.startswith("fit to measured steps"):
+            assert profile.origin[constant] is Origin.MEASURED
+            assert re.fullmatch(r"fit to measured steps: benchmarks/calibration/steps.py on [\w-]+(, [\w-]+)*", source)
 
 
 def test_less_power_a_flop_sustains_less() -> None:
     full, capped = (hardware_profile(device(name)) for name in ("h100-sxm5-80gb", "h100-sxm5-96gb-hbm2e"))
     assert capped.gemm_efficiency < full.gemm_efficiency
-    assert capped.gemm_small_efficiency == full.gemm_small_efficiency
+    assert capped.gemm_efficiency < capped.gemm_small_efficiency
 
 
 def test_an_architecture_without_measurements_is_an_error() -> None:

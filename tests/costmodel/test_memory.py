@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.accuracy.runs import read_runs
+from autopar.accuracy.score import score
 from autopar.costmodel import memory
 from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.inputs import Inputs
@@ -110,6 +112,14 @@ def test_most_measured_layers_are_reproduced_to_the_byte() -> None:
     left = [float(row["act_bytes_per_layer"]) - sum(predicted(row)) for row in measured_rows()]
     assert len(left) > 80
     assert sum(bytes_left == 0 for bytes_left in left) > 0.9 * len(left)
+
+
+def test_peak_memory_of_whole_steps_on_an_h200() -> None:
+    found = score(*read_runs(MEASURED.parents[2] / "accuracy" / "h200_steps.csv"))
+    errors = [prediction.memory_error for prediction in found.predictions if prediction.memory_error is not None]
+    assert len(errors) >= 14
+    assert np.abs(errors).mean() < 0.03
+    assert np.abs(errors).max() < 0.06
 
 
 # -- states --------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cache
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.costmodel.action_graph import ActionGraph, action_graph, graph_of
 from autopar.costmodel.pipeline import Timeline, makespan, simulate
 from autopar.costmodel.pipeline_closed_form import closed_form_makespan, in_flight_microbatches, simulated_microbatches
 from autopar.costmodel.pipeline_rows import RowDurations, simulate_rows
@@ -381,15 +383,24 @@ def test_makespan_is_the_full_simulation(size: tuple[PipelineSchedule, int, int,
 def test_makespan_of_many_microbatches_needs_no_schedule_of_that_length(monkeypatch: pytest.MonkeyPatch) -> None:
     longest = 0
 
-    def recorded(kind: PipelineSchedule, p: int, v: int, m: int) -> Schedule:
+    def recorded(kind: PipelineSchedule, p: int, v: int, m: int) -> ActionGraph:
         nonlocal longest
         longest = max(longest, m)
-        return build_schedule(kind, p, v, m)
+        return graph_of(kind, p, v, m)
 
-    monkeypatch.setattr("autopar.costmodel.pipeline.build_schedule", recorded)
+    monkeypatch.setattr("autopar.costmodel.pipeline.graph_of", recorded)
+    monkeypatch.setattr("autopar.costmodel.action_graph.graph_of", recorded)
     got = makespan(ONE_F_ONE_B, 4, 1, 100_000, [1.0] * 4, [2.0] * 4)
     assert got == pytest.approx(100_003 * 3.0, **EXACT)
-    assert longest < 100
+    assert 0 < longest < 100
+
+
+@given(sizes())
+@settings(deadline=None)
+def test_graph_without_actions_is_that_of_the_actions(size: tuple[PipelineSchedule, int, int, int]) -> None:
+    direct, flattened = graph_of(*size), action_graph(build_schedule(*size))
+    for field in fields(ActionGraph):
+        np.testing.assert_array_equal(getattr(direct, field.name), getattr(flattened, field.name), err_msg=field.name)
 
 
 def test_closed_form_refuses_what_cannot_be_built() -> None:

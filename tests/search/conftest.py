@@ -25,7 +25,7 @@ DENSE = ModelSpec(
     max_position_embeddings=16_384,
     gated_mlp=True,
 )
-HEAVY_HEAD = replace(DENSE, name="small-heavy-head", num_layers=8, vocab_size=128_000)
+HEAVY_HEAD = replace(DENSE, name="small-heavy-head", num_layers=6, vocab_size=128_000)
 """Output matrix and loss weigh about four layers."""
 EXPERTS = replace(DENSE, name="small-experts", num_layers=4, moe=MixtureOfExperts(num_experts=8, experts_per_token=2, ffn_hidden_size=4096))
 

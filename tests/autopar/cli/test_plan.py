@@ -161,7 +161,7 @@ def test_an_interrupted_search_prints_its_best_so_far(autopar, monkeypatch: pyte
 
 
 def test_an_interrupt_before_anything_fits_has_no_plan(autopar, monkeypatch: pytest.MonkeyPatch) -> None:
-    summary = SearchSummary(evaluated=0, rejected={}, method="exhaustive", optimality="interrupted: nothing was seen")
+    summary = SearchSummary(evaluated=0, rejected={}, method="exhaustive", optimality="interrupted: nothing was seen", interrupted=True)
     monkeypatch.setattr("autopar.search.search", lambda *_, **__: SearchResult(best=None, ranked=(), summary=summary))
     outcome = autopar("plan", *SMALL, "--json")
     assert (outcome.code, outcome.out, outcome.err) == (130, "", "error: interrupted\n")
