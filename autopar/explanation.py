@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autopar.costmodel.spec.errors import AutoparError, Fault
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
@@ -91,7 +91,7 @@ def _evaluated(problem: Problem, strategy: Strategy) -> Iterator[Change]:
     from autopar.costmodel.estimate import estimate
     from autopar.search.feasibility import faults
 
-    for label, candidate in neighbours(strategy):
+    for label, candidate in (*neighbours(strategy), *_respread(problem, strategy)):
         try:
             if faults(problem, candidate):
                 continue
@@ -105,6 +105,20 @@ def _evaluated(problem: Problem, strategy: Strategy) -> Iterator[Change]:
             step_time_seconds=result.step_time_seconds,
             peak_memory_bytes=result.peak_memory_bytes,
         )
+
+
+def _respread(problem: Problem, strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+    """The same pipeline with its layers spread so that the head weighs less on its heaviest rank."""
+    from autopar.costmodel.inputs import Inputs
+    from autopar.costmodel.pipeline_shape import lighter_split
+
+    sizes = strategy.pipeline_parallel_size, strategy.virtual_pipeline_stages
+    if strategy.pipeline_parallel_size == 1 or strategy.num_virtual_stages > problem.model.num_layers:
+        return
+    lighter = lighter_split(Inputs.of(problem), strategy.pipeline_schedule, *sizes)
+    if lighter != strategy.pipeline_layers:
+        now, then = (split_text(layers) if layers else "even" for layers in (strategy.pipeline_layers, lighter))
+        yield f"layers of stages {now} -> {then}", replace(strategy, pipeline_layers=lighter)
 
 
 def _candidates(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:

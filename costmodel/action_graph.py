@@ -58,9 +58,7 @@ def action_graph(schedule: Schedule) -> ActionGraph:
 
 
 @lru_cache(maxsize=64)
-def graph_of(
-    kind: PipelineSchedule, pipeline_parallel_size: int, virtual_pipeline_stages: int, num_microbatches: int
-) -> ActionGraph:
+def graph_of(kind: PipelineSchedule, pipeline_parallel_size: int, virtual_pipeline_stages: int, num_microbatches: int) -> ActionGraph:
     """:func:`action_graph` of :func:`~autopar.costmodel.spec.schedule.build_schedule`, without building a loop schedule's actions."""
     p, v, m = pipeline_parallel_size, virtual_pipeline_stages, num_microbatches
     if kind not in (PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.INTERLEAVED):

@@ -135,7 +135,7 @@ def _integers(values: Iterable[int]) -> Ints:
 COLUMN_NAMES: tuple[str, ...] = tuple(f.name for f in fields(StrategyColumns) if f.name != "splits")
 
 
-_ARRAYS = (np.ndarray, np.generic)
+_ARRAYS: tuple[type[Any], ...] = (np.ndarray, np.generic)
 Record = TypeVar("Record")
 Scalar = TypeVar("Scalar", bound=np.generic)
 

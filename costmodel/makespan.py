@@ -75,9 +75,9 @@ def work_bound(
     share = num_microbatches / (len(ranks) // model_stages)
     total = forward + backward if weight is None else forward + backward + weight
     before, after = np.cumsum(forward, axis=1) - forward, np.cumsum(backward, axis=1) - backward
-    bound = np.zeros(len(forward))
-    for rank in range(p):
-        stages = np.flatnonzero(ranks == rank) % model_stages
-        way_out = after[:, stages].min(axis=1) if weight is None else 0.0
-        bound = np.maximum(bound, before[:, stages].min(axis=1) + share * total[:, stages].sum(axis=1) + way_out)
-    return bound
+    order = np.argsort(ranks, kind="stable")
+    stages, first = order % model_stages, np.flatnonzero(np.diff(ranks[order], prepend=-1))
+    way_in = np.minimum.reduceat(before[:, stages], first, axis=1)
+    work = np.add.reduceat(total[:, stages], first, axis=1)
+    way_out = np.minimum.reduceat(after[:, stages], first, axis=1) if weight is None else 0.0
+    return np.asarray(np.max(way_in + share[:, np.newaxis] * work + way_out, axis=1))

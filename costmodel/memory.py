@@ -157,7 +157,9 @@ def state_bytes(inputs: Inputs, strategies: StrategyColumns, parameters: Floats,
 def least_state_bytes(inputs: Inputs) -> Floats:
     """Bytes that parameters, master weights and optimizer states take on the whole cluster, each kept once: no layout has less."""
     training = inputs.training
-    return np.asarray(inputs.model.num_parameters * (training.parameter_bytes + training.master_weight_bytes + training.optimizer_state_bytes))
+    return np.asarray(
+        inputs.model.num_parameters * (training.parameter_bytes + training.master_weight_bytes + training.optimizer_state_bytes)
+    )
 
 
 def gathered_bytes(inputs: Inputs, strategies: StrategyColumns, local: LocalParameters) -> Floats:

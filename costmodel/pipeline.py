@@ -21,6 +21,7 @@ from .spec.strategy import PipelineSchedule
 Durations = Sequence[float] | Floats
 """Seconds (or bytes) of one micro-batch on each of the model's stages, in model order."""
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """A schedule with times. Arrays over ranks have p entries, arrays over actions are in rank order.

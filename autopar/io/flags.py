@@ -128,9 +128,7 @@ def off_value(field: str) -> bool | int | str:
     return _OFF.get(field, 1)
 
 
-def make_strategy(
-    values: Mapping[str, object], *, world_size: int | None = None, framework: ExecutionProfile | None = None
-) -> Strategy:
+def make_strategy(values: Mapping[str, object], *, world_size: int | None = None, framework: ExecutionProfile | None = None) -> Strategy:
     """A strategy from fields by their short or full names.
 
     ``data_parallel_size`` is ``world_size`` over the other sizes where it is absent; sequence parallelism is on where

@@ -39,7 +39,8 @@ def no_plan_text(problem: Problem, result: SearchResult, constraints: tuple[str,
 def _smallest_lines(problem: Problem, smallest: tuple[Problem, Ranked] | None, verdict: str, *, constrained: bool) -> list[str]:
     if smallest is None:
         within = "within these constraints; loosen one" if constrained else "with this batch and sequence length"
-        return [f"{'no number of these GPUs holds it' if verdict == NOTHING_FITS else 'nor is one on any other number of these GPUs'} {within}"]
+        none = "no number of these GPUs holds it" if verdict == NOTHING_FITS else "no other number of these GPUs makes one possible"
+        return [f"{none} {within}"]
     on, ranked = smallest
     count = on.cluster.num_gpus
     best = ranked.strategy.describe()

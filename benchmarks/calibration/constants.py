@@ -54,7 +54,7 @@ _MODERN = {
     **_OVERHEAD,
     "kernels_per_layer_forward": (10.0, 80.0),
     "kernels_per_expert_layer": (0.0, 1000.0),
-    "expert_passes": (0.5, 6.0),
+    "expert_passes": (0.5, 4.0),
     "tensor_overlap_forward": (0.0, 1.0),
     "expert_overlap": (0.0, 1.0),
     "pipeline_overlap": (0.0, 1.0),
@@ -70,8 +70,8 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
     "one H200": _of("pytorch-eager", **_PASSES, loss_passes=(3, 40)),
     "one H200, transformers": _of("transformers", **_PASSES, loss_passes=(3, 60), kernels_per_layer_forward=(10, 200)),
     "Megatron of 2019 to 2022": _device("a100-sxm4-80gb", "gemm_efficiency", 0.78, 0.95, *_A100_FAMILIES)
-    + _device("v100-sxm2-32gb", "gemm_efficiency", 0.4, 0.9, "bs-v100", "paper-meg19")
-    + _device("v100-sxm2-16gb", "gemm_efficiency", 0.4, 0.9, "bs-v100", "dlperf")
+    + _device("v100-sxm2-32gb", "gemm_efficiency", 0.6, 0.9, "bs-v100", "paper-meg19")
+    + _device("v100-sxm2-16gb", "gemm_efficiency", 0.6, 0.9, "bs-v100", "dlperf")
     + _of("megatron-2019", data_overlap=(0, 1), score_passes=(0.5, 4), **_OVERHEAD)
     + _of("megatron-2022", tensor_overlap_backward=(0, 1), fused_gradient_accumulation=(0, 1), **_OVERHEAD)
     + _of("megatron-2021", tensor_overlap_backward=(0, 1), data_overlap=(0, 1), score_passes=(0.5, 4), **_OVERHEAD)

@@ -7,6 +7,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
+import autopar
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
 from autopar.explanation import neighbours
 
@@ -55,3 +56,15 @@ def test_the_usual_moves_are_there() -> None:
     assert moves["zero 1 -> 3"].zero_stage == 3
     assert moves["sequence parallel off"].sequence_parallel is False
     assert not any(candidate.sequence_parallel for label, candidate in moves.items() if candidate.tensor_parallel_size == 1)
+
+
+def test_a_heavy_head_is_offered_a_lighter_last_stage() -> None:
+    strategy = {"tp": 2, "pp": 16, "cp": 2, "mbs": 1}
+    found = autopar.explain("llama3-70b", gpus=256, strategy=strategy)
+    assert found.runs
+    (spread,) = (change for change in found.changes if change.change.startswith("layers of stages even"))
+    assert spread.strategy.pipeline_layers == (*(5,) * 7, 6, *(5,) * 7, 4)
+    assert found.estimate is not None
+    assert spread.step_time_seconds < found.estimate.step_time_seconds
+    back = autopar.explain("llama3-70b", gpus=256, strategy=spread.strategy)
+    assert not any(change.change.startswith("layers of stages") for change in back.changes)

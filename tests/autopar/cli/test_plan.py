@@ -151,7 +151,7 @@ def test_a_plan_that_cannot_be_written_is_bad_input(autopar, tmp_path: Path, tar
 def test_an_interrupted_search_prints_its_best_so_far(autopar, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut_short(*arguments, **options):
         result = search(*arguments, **options)
-        return replace(result, summary=replace(result.summary, optimality="interrupted: the best of what was seen"))
+        return replace(result, summary=replace(result.summary, optimality="interrupted: the best of what was seen", interrupted=True))
 
     monkeypatch.setattr("autopar.search.search", cut_short)
     outcome = autopar("plan", *SMALL, "--json")
