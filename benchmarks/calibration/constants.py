@@ -54,7 +54,7 @@ _MODERN = {
     **_OVERHEAD,
     "kernels_per_layer_forward": (10.0, 80.0),
     "kernels_per_expert_layer": (0.0, 1000.0),
-    "expert_passes": (0.5, 4.0),
+    "expert_passes": (0.5, 6.0),
     "tensor_overlap_forward": (0.0, 1.0),
     "expert_overlap": (0.0, 1.0),
     "pipeline_overlap": (0.0, 1.0),
