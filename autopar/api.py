@@ -85,7 +85,7 @@ def plan(
     if result.best is None:
         if was_interrupted(result.summary):
             raise KeyboardInterrupt("before a strategy that fits was found")
-        raise NoPlanError(_nothing_fits(problem, constraints, result, texts))
+        raise _nothing_fits(problem, constraints, result, texts)
     best = _estimate(problem, result.best)
     return Plan(
         strategy=result.best,
@@ -139,10 +139,13 @@ def estimate(
 
     >>> autopar.estimate("gpt-175b", gpus=256, gpu="a100-sxm4-80gb", strategy={"tp": 8, "pp": 4}).mfu
     """
+    from autopar.no_plan import NoPlan
+
     problem, chosen, _ = resolve(model, strategy, **inputs)
     refused = faults(problem, chosen)
     if refused:
-        raise NoPlanError(refusal_text(chosen, refused))
+        message = refusal_text(chosen, refused)
+        raise NoPlanError(message, NoPlan(reasons=tuple(message.splitlines()), faults=refused, strategy=chosen))
     return _estimate(problem, chosen)
 
 
@@ -237,9 +240,17 @@ def _texts(values: Mapping[str, object] | Iterable[str]) -> list[str]:
     return list(values)
 
 
-def _nothing_fits(problem: Problem, constraints: Constraints, result: SearchResult, texts: tuple[str, ...]) -> str:
+def _nothing_fits(problem: Problem, constraints: Constraints, result: SearchResult, texts: tuple[str, ...]) -> NoPlanError:
+    from autopar.no_plan import NearMiss, NoPlan, SmallestCluster
     from autopar.report.no_plan import no_plan_text
     from autopar.search import smallest_cluster
 
     smallest = smallest_cluster(problem, constraints, resize=lambda gpus: resized(problem, gpus))
-    return no_plan_text(problem, result, texts, smallest)
+    message = no_plan_text(problem, result, texts, smallest)
+    answer = NoPlan(
+        reasons=tuple(message.splitlines()),
+        faults=result.refused_by,
+        nearest=tuple(NearMiss(strategy=miss.strategy, peak_memory_bytes=miss.peak_memory_bytes) for miss in result.nearest_misses),
+        smallest_cluster=smallest and SmallestCluster(num_gpus=smallest[0].cluster.num_gpus, strategy=smallest[1].strategy),
+    )
+    return NoPlanError(message, answer)

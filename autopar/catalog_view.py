@@ -94,14 +94,15 @@ def _two_nodes(name: str) -> ClusterSpec:
 def _device_row(device: Entry) -> tuple[str, ...]:
     if not isinstance(device, DeviceSpec):
         raise AutoparError("not a device")
-    peak = device.peak_flops.get("bf16") or device.peak_flops.get("fp16", 0.0)
+    has_bf16 = "bf16" in device.peak_flops
+    peak = device.peak_flops["bf16"] if has_bf16 else device.peak_flops.get("fp16", 0.0)
     fp8 = device.peak_flops.get("fp8")
     return (
         device.id,
         device.name,
         format_bytes(device.memory_bytes),
         f"{device.memory_bandwidth / GB:,.0f}",
-        f"{peak / TERA:,.0f}",
+        f"{peak / TERA:,.0f}{'' if has_bf16 else ' (fp16)'}",
         f"{fp8 / TERA:,.0f}" if fp8 else "-",
         device.default_cluster,
     )

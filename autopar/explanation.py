@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from autopar.costmodel.spec.errors import AutoparError, Fault
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
 EXPLANATION_SCHEMA_VERSION = "1.0"
 WORTHWHILE = 0.002
 """A change that saves a smaller share of the step is noise."""
+MAX_PAIRS = 1500
+"""Strategies two changes away that are looked at."""
+MAX_TWO_STEPS = 12
+"""Of those that run, the fastest that are told."""
 
 AXES = {
     "tensor_parallel_size": "tp",
@@ -51,6 +58,12 @@ class Explanation:
     refused_by: tuple[Fault, ...]
     estimate: Estimate | None
     changes: tuple[Change, ...]
+    rules: tuple[str, ...] = ()
+    """Names of the rules that refuse it, one for each of ``refused_by``."""
+    instead: str = ""
+    """Where no change of one or two steps makes it run: the best strategy of these GPUs, or the fewest GPUs that hold the model."""
+    fits: bool = False
+    """The same as ``runs``, for programs: the word that an estimate has too."""
     schema_version: str = EXPLANATION_SCHEMA_VERSION
 
     @property
@@ -60,18 +73,32 @@ class Explanation:
 
 
 def explain_strategy(problem: Problem, strategy: Strategy) -> Explanation:
-    """Rules, estimate and the single changes that fit and are faster (or, where it does not run, that run)."""
-    from autopar.costmodel.estimate import estimate
-    from autopar.search.feasibility import faults, memory_fault
+    """Rules, estimate and the single changes that fit and are faster (or, where it does not run, that run).
 
-    refused = faults(problem, strategy)
+    Where no single change makes it run, two at once are tried; where those do not either, what else would hold the model.
+    """
+    from autopar.costmodel.estimate import estimate
+    from autopar.search.feasibility import MEMORY, RULES, memory_fault
+
+    broken = [(rule.name, fault) for rule in RULES if (fault := rule.fault(problem, strategy)) is not None]
+    refused = tuple(fault for _, fault in broken)
     now = None if refused else estimate(problem, strategy)
     too_large = memory_fault(now.peak_memory_bytes, now.memory_capacity_bytes) if now is not None and not now.fits else None
     refused += (too_large,) if too_large is not None else ()
     limit = float("inf") if now is None or refused else now.step_time_seconds * (1 - WORTHWHILE)
     changes = [change for change in _evaluated(problem, strategy) if change.fits and change.step_time_seconds < limit]
+    if refused and not changes:
+        changes = list(_two_steps(problem, strategy))
     changes.sort(key=lambda change: change.step_time_seconds)
-    return Explanation(strategy=strategy, refused_by=refused, estimate=now, changes=tuple(changes))
+    return Explanation(
+        strategy=strategy,
+        refused_by=refused,
+        estimate=now,
+        changes=tuple(changes),
+        rules=(*(name for name, _ in broken), *((MEMORY,) if too_large is not None else ())),
+        instead=_instead(problem) if refused and not changes else "",
+        fits=not refused,
+    )
 
 
 def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
@@ -88,10 +115,14 @@ def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
 
 
 def _evaluated(problem: Problem, strategy: Strategy) -> Iterator[Change]:
+    yield from _evaluated_ones(problem, (*neighbours(strategy), *_respread(problem, strategy)))
+
+
+def _evaluated_ones(problem: Problem, candidates: Iterable[tuple[str, Strategy]]) -> Iterator[Change]:
     from autopar.costmodel.estimate import estimate
     from autopar.search.feasibility import faults
 
-    for label, candidate in (*neighbours(strategy), *_respread(problem, strategy)):
+    for label, candidate in candidates:
         try:
             if faults(problem, candidate):
                 continue
@@ -105,6 +136,55 @@ def _evaluated(problem: Problem, strategy: Strategy) -> Iterator[Change]:
             step_time_seconds=result.step_time_seconds,
             peak_memory_bytes=result.peak_memory_bytes,
         )
+
+
+def _two_steps(problem: Problem, strategy: Strategy) -> Iterator[Change]:
+    """The fastest of the strategies two changes away that run: all are evaluated at once, as the search does it."""
+    from autopar.costmodel.columns import StrategyColumns
+    from autopar.costmodel.inputs import Inputs
+    from autopar.costmodel.step import evaluate
+    from autopar.search.feasibility import RULES
+
+    pairs = list(islice(_pairs(strategy), MAX_PAIRS))
+    columns = StrategyColumns.of([candidate for _, candidate in pairs])
+    kept = np.flatnonzero(np.logical_and.reduce([np.broadcast_to(rule.mask(problem, columns), len(pairs)) for rule in RULES]))
+    if not len(kept):
+        return
+    try:
+        found = evaluate(Inputs.of(problem), columns.take(kept))
+    except AutoparError:
+        return
+    rows = np.flatnonzero(found.fits)
+    for row in rows[np.argsort(found.step_time_seconds[rows], kind="stable")][:MAX_TWO_STEPS]:
+        label, candidate = pairs[int(kept[row])]
+        yield from _evaluated_ones(problem, [(label, candidate)])
+
+
+def _pairs(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+    """Strategies that two changes lead to and one does not."""
+    once = list(neighbours(strategy))
+    seen = {strategy, *(candidate for _, candidate in once)}
+    for first, between in once:
+        for second, candidate in neighbours(between):
+            if candidate not in seen:
+                seen.add(candidate)
+                yield f"{first}, then {second}", candidate
+
+
+def _instead(problem: Problem) -> str:
+    """The best strategy of these GPUs; where there is none, the fewest GPUs that hold the model."""
+    from autopar.request import resized
+    from autopar.search import search, smallest_cluster
+
+    best = search(problem, top=1).best
+    if best is not None:
+        return f"`autopar plan` finds for these GPUs: {best.describe()}"
+    smallest = smallest_cluster(problem, resize=lambda gpus: resized(problem, gpus))
+    if smallest is None:
+        return "no strategy of these GPUs fits, and no number of them holds the model with this batch and sequence length"
+    on, ranked = smallest
+    count = on.cluster.num_gpus
+    return f"no strategy of these GPUs fits; the fewest of their kind that hold the model: {count:,} ({ranked.strategy.describe()})"
 
 
 def _respread(problem: Problem, strategy: Strategy) -> Iterator[tuple[str, Strategy]]:

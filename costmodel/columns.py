@@ -121,6 +121,11 @@ class StrategyColumns:
             return ()
         return tuple(self.splits[code] for code in self.layer_split.tolist())
 
+    @property
+    def stage_copies(self) -> Ints:
+        """Pipeline ranks that hold the same stage: 2 under DualPipe, else 1."""
+        return np.where(self.is_schedule(PipelineSchedule.DUALPIPE), 2, 1)
+
     def is_schedule(self, *kinds: PipelineSchedule) -> Bools:
         return np.isin(self.pipeline_schedule, [SCHEDULES.index(kind) for kind in kinds])
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from .columns import StrategyColumns
 from .constants import concerns
-from .flops import forward_flops_per_token, step_model_flops
-from .inputs import Inputs
+from .flops import attention_flops_per_token, forward_flops_per_token, step_model_flops
+from .inputs import Inputs, attention_is_fused
 from .intervals import fit_probability, profile_sample, regime_of, sample, step_time_interval
 from .layer import PassTimes
 from .problem import Problem
@@ -93,10 +93,16 @@ def reference_flops(problem: Problem) -> float:
 
 
 def _recomputation_factor(inputs: Inputs, costs: StageCosts) -> float:
-    """Hardware over model FLOPs: one more forward of the recomputed layers over the three of every step."""
-    layer_share = float(costs.times.recomputed[0, 0])
-    head = float(2 * inputs.model.vocab * inputs.model.hidden / forward_flops_per_token(inputs))
-    return 1 + layer_share * (1 - min(head, 1.0)) / 3
+    """Hardware over model FLOPs: what is recomputed, over the three forwards of every step.
+
+    Full recomputation repeats all but the head; selective the attention core and the framework's share of the rest.
+    """
+    total = float(forward_flops_per_token(inputs))
+    head = min(float(2 * inputs.model.vocab * inputs.model.hidden) / total, 1.0)
+    core = min(float(attention_flops_per_token(inputs)) / total, 1.0)
+    share = float(inputs.framework.selective_recomputed)
+    full, selective = float(costs.times.recomputed[0, 0]), float(costs.times.selective[0, 0])
+    return 1 + (full * (1 - head) + selective * (core + share * (1 - head - core))) / 3
 
 
 def _breakdown(inputs: Inputs, costs: StageCosts) -> TimeBreakdown:
@@ -116,7 +122,7 @@ def _breakdown(inputs: Inputs, costs: StageCosts) -> TimeBreakdown:
 
     forward, backward = passes("forward"), passes("backward")
     both = forward + backward
-    repeated = share * float(forward.total[0]) + selective * float(passes("selective").total[0])
+    repeated = share * float(forward.total[0] - forward.sharded[0]) + selective * float(passes("selective").total[0])
     ends = float((times.end_forward + times.end_backward)[0, mine].sum())
     transfers = float(times.transfers[0, mine].sum())
     optimizer = costs.held.optimizer_seconds
@@ -186,6 +192,8 @@ def _warnings(problem: Problem, strategy: Strategy) -> tuple[str, ...]:
         notes.append(f"context_parallel_kind={strategy.context_parallel_kind.value} is estimated without a measured run of its kind")
     if problem.training.precision.linear in (ComputeType.MXFP8, ComputeType.FP4):
         notes.append(f"{problem.training.precision.name} is scaled from FP8 measurements")
+    if problem.framework.fused_attention and not attention_is_fused(problem):
+        notes.append(f"{problem.cluster.device.name} is older than flash attention (Ampere and later): estimated with unfused attention")
     return tuple(notes)
 
 
@@ -197,6 +205,7 @@ def _provenance(problem: Problem) -> dict[str, str]:
         "device": f"{problem.cluster.device.id}: rated figures of the catalog",
         "kernels": f"{hardware.device}: {', '.join(origins)}",
         "framework": f"{problem.framework.id}: {problem.framework.source}",
+        "attention": "fused" if attention_is_fused(problem) else "unfused",
         "schedule": "simulated",
     }
     for link in problem.links:

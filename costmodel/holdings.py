@@ -8,9 +8,10 @@ import numpy as np
 
 from . import memory
 from .columns import Floats, StrategyColumns, column, distinct_rows, gather, trailing
-from .communication import all_gather_seconds, all_reduce_seconds, p2p_seconds, reduce_scatter_seconds
+from .communication import all_gather_seconds, all_reduce_seconds, p2p_seconds
 from .compute import optimizer_seconds
 from .inputs import Inputs
+from .layer_communication import scattered_seconds
 from .layer_costs import LayerCosts, LayerSizes
 from .memory import StateBytes
 from .pipeline_shape import PipelineShape
@@ -35,7 +36,7 @@ class Holdings:
 
 _HOLDING_KEY = (
     "tensor_parallel_size", "context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size",
-    "zero_stage", "shard_group_size",
+    "zero_stage", "shard_group_size", "stage_copies",
 )  # fmt: skip
 _WORTH_SHARING = 256
 """Below so many strategies, finding the distinct ones takes longer than computing them all."""
@@ -54,16 +55,20 @@ def _holdings(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, sh
     training, links = trailing(inputs.training), trailing(inputs.links)
     stage = column(strategies.zero_stage)
     reduce, gathers, shards = [], [], []
-    grids = ((dense_params, costs.groups.data), (expert_params, costs.groups.expert_data))
-    for parameters, placed in grids if np.any(expert_params) else grids[:1]:
-        group = trailing(placed)
+    groups = costs.groups
+    grids = (
+        (dense_params, groups.data, groups.data_shard, groups.data_replicas),
+        (expert_params, groups.expert_data, groups.expert_shard, groups.expert_replicas),
+    )
+    for parameters, *placed in grids if np.any(expert_params) else grids[:1]:
+        whole, within, across = (trailing(group) for group in placed)
         gradients = parameters * training.gradient_reduce_bytes
-        reduced = reduce_scatter_seconds(gradients, group, links)
+        reduced = scattered_seconds(gradients, within, across, links)
         if np.any(stage == 0):
-            reduced = np.where(stage == 0, all_reduce_seconds(gradients, group, links), reduced)
+            reduced = np.where(stage == 0, all_reduce_seconds(gradients, whole, links), reduced)
         reduce.append(reduced)
-        gathers.append(np.where(stage == 0, 0, all_gather_seconds(parameters * training.parameter_gather_bytes, group, links)))
-        shards.append(parameters / np.where(stage >= 1, group.size, 1))
+        gathers.append(np.where(stage == 0, 0, all_gather_seconds(parameters * training.parameter_gather_bytes, within, links)))
+        shards.append(parameters / np.where(stage >= 1, within.size, 1))
     in_step = np.where(stage == 3, 0.0, 1.0)
     return Holdings(
         parameters=dense_params + expert_params,

@@ -14,6 +14,7 @@ from .columns import Floats, stack
 from .compute import DeviceColumns
 from .model_columns import ModelColumns
 from .problem import Problem
+from .spec.cluster import has_flash_attention
 from .spec.framework import ExecutionProfile
 from .spec.training import ComputeType, Optimizer, TrainingSpec
 from .topology import LinkColumns
@@ -22,6 +23,11 @@ from .topology import LinkColumns
 def wide_type(linear: ComputeType) -> ComputeType:
     """The type of what does not run in FP8 or FP4."""
     return ComputeType.BF16 if linear in (ComputeType.FP8, ComputeType.MXFP8, ComputeType.FP4) else linear
+
+
+def attention_is_fused(problem: Problem) -> bool:
+    """The framework runs flash attention, and the device has kernels of it."""
+    return problem.framework.fused_attention and has_flash_attention(problem.cluster.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +124,18 @@ class FrameworkColumns:
     vocab_padding_multiple: Floats
 
     @classmethod
-    def of(cls, framework: ExecutionProfile, *, memory_reserve_bytes: float | None = None) -> FrameworkColumns:
-        """The columns of ``framework``, with the reserve the user asked for in place of its own."""
+    def of(
+        cls, framework: ExecutionProfile, *, memory_reserve_bytes: float | None = None, flash_attention: bool = True
+    ) -> FrameworkColumns:
+        """The columns of ``framework``, with the reserve the user asked for in place of its own.
+
+        Without ``flash_attention`` on the device, attention is unfused whatever the framework would run elsewhere.
+        """
         columns = {f.name: np.asarray(getattr(framework, f.name), dtype=np.float64) for f in fields(cls)}
         if memory_reserve_bytes is not None:
             columns["memory_reserve_bytes"] = np.asarray(memory_reserve_bytes, dtype=np.float64)
+        if not flash_attention:
+            columns["fused_attention"] = np.zeros_like(columns["fused_attention"])
         return cls(**columns)
 
 
@@ -153,7 +166,11 @@ class Inputs:
             wide_device=DeviceColumns.of(cluster.device, problem.hardware, wide_type(linear), flash2=flash2),
             links=LinkColumns.of(cluster, problem.links),
             training=TrainingColumns.of(problem.training, problem.framework),
-            framework=FrameworkColumns.of(problem.framework, memory_reserve_bytes=problem.memory_reserve_bytes),
+            framework=FrameworkColumns.of(
+                problem.framework,
+                memory_reserve_bytes=problem.memory_reserve_bytes,
+                flash_attention=has_flash_attention(cluster.device),
+            ),
             num_gpus=np.asarray(cluster.num_gpus, dtype=np.float64),
             gpus_per_node=np.asarray(cluster.gpus_per_node, dtype=np.float64),
             memory_bytes=np.asarray(cluster.device.memory_bytes, dtype=np.float64),

@@ -184,12 +184,12 @@ def _layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups: Gr
         sharded=sharded_backward,
         accumulation=_accumulation_seconds(inputs, strategies, work.dense_parameters + work.expert_parameters),
     )
-    selective = _selective(inputs, shard, kernels)
+    selective = _selective(inputs, kernels, shard, context)
     return LayerTimes(forward=forward, backward=backward, weight_gradient=kernels.weight_gradient, selective=selective)
 
 
-def _selective(inputs: Inputs, shard: Shard, kernels: KernelTimes) -> PassTimes:
-    """The attention core again, with its scores, and the share of the rest that the framework repeats beside it."""
+def _selective(inputs: Inputs, kernels: KernelTimes, shard: Shard, context: Floats) -> PassTimes:
+    """The attention core again, with its scores and its exchange, and the share of the rest that the framework repeats beside it."""
     zero, again = 0 * kernels.forward, inputs.framework.selective_recomputed
     return PassTimes(
         matrix=again * kernels.matrix,
@@ -197,7 +197,7 @@ def _selective(inputs: Inputs, shard: Shard, kernels: KernelTimes) -> PassTimes:
         elementwise=_score_seconds(inputs, shard) + again * kernels.elementwise,
         host=zero,
         tensor=zero,
-        context=zero,
+        context=context,
         expert=zero,
         sharded=zero,
         accumulation=zero,

@@ -10,7 +10,7 @@ from .columns import Floats, StrategyColumns
 from .communication import all_gather_seconds, all_reduce_seconds, all_to_all_seconds, p2p_seconds, reduce_scatter_seconds
 from .inputs import Inputs
 from .sharding import RING, ULYSSES, Shard
-from .topology import Group, place
+from .topology import Group, LinkColumns, place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,22 +22,35 @@ class Groups:
     expert: Group
     expert_tensor: Group
     data: Group
-    """Data- and context-parallel ranks together: the ones that reduce dense gradients."""
+    """Data- and context-parallel ranks together (of both ranks of a stage under DualPipe): they reduce dense gradients."""
     expert_data: Group
+    data_shard: Group
+    """The ranks among them that share one copy of what ZeRO shards."""
+    data_replicas: Group
+    """Ranks that hold the same shard."""
+    expert_shard: Group
+    expert_replicas: Group
 
     @classmethod
     def of(cls, inputs: Inputs, shard: Shard) -> Groups:
         """Placement by the rank order tp-cp-dp-pp of the dense grid and etp-ep-edp-pp of the expert grid."""
         one = np.ones_like(shard.tp)
-        expert_data = np.maximum(shard.tp * shard.cp * shard.dp / (shard.ep * shard.etp), 1)
+        data = shard.cp * shard.dp * shard.stage_copies
+        expert_data = np.maximum(shard.tp * data / (shard.ep * shard.etp), 1)
+        experts = shard.ep * shard.etp
+        data_shard, expert_shard = np.minimum(shard.shard_group, data), np.minimum(shard.shard_group, expert_data)
         links = inputs.links
         return cls(
             tensor=place(shard.tp, one, links),
             context=place(shard.cp, shard.tp, links),
             expert=place(shard.ep, shard.etp, links),
             expert_tensor=place(shard.etp, one, links),
-            data=place(shard.cp * shard.dp, shard.tp, links),
-            expert_data=place(expert_data, shard.ep * shard.etp, links),
+            data=place(data, shard.tp, links),
+            expert_data=place(expert_data, experts, links),
+            data_shard=place(data_shard, shard.tp, links),
+            data_replicas=place(data / data_shard, shard.tp * data_shard, links),
+            expert_shard=place(expert_shard, experts, links),
+            expert_replicas=place(expert_data / expert_shard, experts * expert_shard, links),
         )
 
 
@@ -72,7 +85,7 @@ def expert_exchange_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Flo
 
 
 def context_seconds(inputs: Inputs, shard: Shard, groups: Groups, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
-    """Exposed key-value exchange: ring blocks and gathers hide behind attention, Ulysses' four all-to-alls do not."""
+    """Exposed key-value exchange: ring blocks hide behind attention; a gather comes before it, and Ulysses' four all-to-alls around it."""
     zero = 0 * forward
     if not np.any(shard.cp > 1):
         return zero, zero
@@ -87,17 +100,18 @@ def context_seconds(inputs: Inputs, shard: Shard, groups: Groups, forward: Float
     heads = shard.tokens * (shard.local_heads * (model.qk_head_dim + model.v_head_dim) + kv_width) * e
     exchanged = all_to_all_seconds(heads, groups.context, links)
     overlap = inputs.framework.context_overlap
-    is_ring, is_ulysses = shard.cp_kind == RING, shard.cp_kind == ULYSSES
-    ahead = np.where(is_ring, ring, gathered)
-    hidden_forward = ahead - overlap * np.minimum(ahead, forward)
-    hidden_backward = 2 * ahead - overlap * np.minimum(2 * ahead, backward)
-    return np.where(is_ulysses, exchanged, hidden_forward), np.where(is_ulysses, exchanged, hidden_backward)
+    ring_forward = ring - overlap * np.minimum(ring, forward)
+    ring_backward = 2 * ring - overlap * np.minimum(2 * ring, backward)
+    kinds = [shard.cp_kind == RING, shard.cp_kind == ULYSSES]
+    return np.select(kinds, [ring_forward, exchanged], gathered), np.select(kinds, [ring_backward, exchanged], 2 * gathered)
 
 
 def sharded_seconds(
     inputs: Inputs, strategies: StrategyColumns, groups: Groups, parameters: tuple[Floats, Floats], cover: tuple[Floats, Floats]
 ) -> tuple[Floats, Floats]:
     """Exposed seconds of ZeRO-3: gather the layer before each pass and scatter its gradients after the backward one.
+
+    Within the shard group; its replicas add up their shards of the gradients (hybrid sharding).
 
     A layer's transfers hide behind the compute of its neighbour, which is as long as its own.
 
@@ -111,11 +125,19 @@ def sharded_seconds(
     if not np.any(is_sharded):
         return zero, zero
     training, links, overlap = inputs.training, inputs.links, inputs.framework.sharded_overlap
-    gather = all_gather_seconds(dense_parameters * training.parameter_gather_bytes, groups.data, links)
-    gather = gather + all_gather_seconds(expert_parameters * training.parameter_gather_bytes, groups.expert_data, links)
-    scatter = reduce_scatter_seconds(dense_parameters * training.gradient_reduce_bytes, groups.data, links)
-    scatter = scatter + reduce_scatter_seconds(expert_parameters * training.gradient_reduce_bytes, groups.expert_data, links)
+    gather, scatter = zero, zero
+    for count, within, across in (
+        (dense_parameters, groups.data_shard, groups.data_replicas),
+        (expert_parameters, groups.expert_shard, groups.expert_replicas),
+    ):
+        gather = gather + all_gather_seconds(count * training.parameter_gather_bytes, within, links)
+        scatter = scatter + scattered_seconds(count * training.gradient_reduce_bytes, within, across, links)
     gather, scatter = gather / inputs.framework.sharded_bandwidth_share, scatter / inputs.framework.sharded_bandwidth_share
     forward = np.maximum(gather - overlap * cover_forward, (1 - overlap) * gather)
     backward = np.maximum(gather + scatter - overlap * cover_backward, (1 - overlap) * (gather + scatter))
     return np.where(is_sharded, forward, zero), np.where(is_sharded, backward, zero)
+
+
+def scattered_seconds(gradient_bytes: Floats, within: Group, across: Group, links: LinkColumns) -> Floats:
+    """Seconds to reduce gradients to the shards of ``within`` and to add the shards up over the replicas ``across``."""
+    return reduce_scatter_seconds(gradient_bytes, within, links) + all_reduce_seconds(gradient_bytes / within.size, across, links)

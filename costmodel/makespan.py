@@ -13,6 +13,10 @@ from .spec.strategy import PipelineSchedule
 SPLIT_BACKWARD = (PipelineSchedule.ZERO_BUBBLE, PipelineSchedule.DUALPIPE)
 CLOSED_FORM = (PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B)
 
+PAIR_SHARE = 1.0
+"""A forward and a backward that DualPipe runs together take as long as both: their products fill the device, and what one
+hides of the other is the exchange of experts, which the framework's ``expert_overlap`` takes out of the durations."""
+
 
 def makespan_seconds(
     schedule: PipelineSchedule,
@@ -48,7 +52,10 @@ def makespan_seconds(
             seconds[~closed] = work_bound(schedule, p, v, counts[~closed], forward[~closed], whole[~closed], part)
         return seconds, closed
     parts = [weight[row] if split else None for row in range(rows)]
-    times = [makespan(schedule, p, v, int(counts[row]), forward[row], whole[row], parts[row]) for row in range(rows)]
+    share = PAIR_SHARE if schedule is PipelineSchedule.DUALPIPE else None
+    times = [
+        makespan(schedule, p, v, int(counts[row]), forward[row], whole[row], parts[row], overlapped_share=share) for row in range(rows)
+    ]
     return np.array(times), np.ones(rows, dtype=np.bool_)
 
 

@@ -116,9 +116,10 @@ def layer_activations(inputs: Inputs, shard: Shard, *, moe: bool) -> LayerActiva
 
 
 def logits_bytes(inputs: Inputs, shard: Shard) -> Floats:
-    """Bytes the head and loss of one micro-batch hold at their peak: logits, fp32 copy, gradients."""
+    """Bytes the head and loss of one micro-batch hold at their peak: logits, fp32 copy, gradients; once for each prediction depth."""
     inputs_kept = 2 * inputs.training.activation_bytes * inputs.model.hidden * shard.norm_tokens
-    return shard.tokens * shard.vocab / shard.tp * inputs.framework.logits_bytes + inputs_kept
+    one = shard.tokens * shard.vocab / shard.tp * inputs.framework.logits_bytes + inputs_kept
+    return np.asarray(one * (1 + inputs.model.mtp_layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

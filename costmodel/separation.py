@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 
 from .spec.estimate import TimeBreakdown
@@ -37,9 +38,16 @@ def dominating_difference(one: TimeBreakdown, other: TimeBreakdown) -> tuple[str
 
 
 def separating_measurement(best: TimeBreakdown, other: TimeBreakdown) -> str:
-    """The measurement that would separate a tie, in one sentence."""
+    """The measurement that would separate a tie, in one sentence.
+
+    The terms are those of each strategy's busiest rank, which need not be the same one: what one has more of in a term it may
+    have less of in another. No term is named where the largest speaks against the difference of the whole steps.
+    """
     term, seconds = dominating_difference(best, other)
     if seconds == 0:
         return f"run both for {STEPS} steps: the model has no term in which they differ"
+    whole = math.fsum(getattr(other, f.name) - getattr(best, f.name) for f in fields(TimeBreakdown))
+    if whole * seconds < 0:
+        return f"run both for {STEPS} steps: no one term accounts for the difference"
     more = f"{format_seconds(abs(seconds))} {'more' if seconds > 0 else 'less'} {term.replace('_', ' ')}"
     return f"run both for {STEPS} steps: it takes {more}, which rests on {CONSTANT_BEHIND[term]}"

@@ -31,6 +31,10 @@ class Shard:
     micro_batch: Floats
     num_microbatches: Floats
     """Of one data-parallel rank and step."""
+    stage_copies: Floats
+    """Pipeline ranks that hold the same stage and add up its gradients: 2 under DualPipe, else 1."""
+    shard_group: Floats
+    """Ranks asked to share one copy of what ZeRO shards; infinite for all of them."""
     sequence: Floats
     tokens: Floats
     norm_tokens: Floats
@@ -76,6 +80,8 @@ class Shard:
             sp=sp,
             micro_batch=micro_batch,
             num_microbatches=inputs.training.global_batch_size / (dp * micro_batch),
+            stage_copies=np.asarray(strategies.stage_copies, dtype=np.float64),
+            shard_group=np.where(strategies.shard_group_size > 0, strategies.shard_group_size, np.inf),
             sequence=inputs.training.sequence_length,
             tokens=tokens,
             norm_tokens=tokens / np.where(sp > 0, tp, 1),
@@ -103,7 +109,8 @@ class LocalParameters:
     head: Floats
     """Output matrix and final norm; a tied matrix is held again by the last stage when there is more than one.
 
-    With it the projections and norms of multi-token-prediction modules, whose decoder layers count as layers.
+    With it the projections and norms of multi-token-prediction modules, whose decoder layers count as layers, and the
+    copy of the token table that they read on a last stage that is not the first.
     """
 
     @classmethod
@@ -116,6 +123,7 @@ class LocalParameters:
         router = h * model.num_experts + model.router_extra_parameters
         table = shard.vocab * h / tp
         prediction = model.mtp_layers * (2 * h**2 / tp + 3 * model.norm_parameters)
+        prediction = prediction + np.where((model.mtp_layers > 0) & (shard.pp > 1), table, 0)
         untied = (model.tied == 0) | (shard.pp > 1)
         return cls(
             dense_layer=attention + norms + _feed_forward_parameters(inputs, model.ffn, tp, model.mlp_bias),

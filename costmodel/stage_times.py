@@ -54,7 +54,9 @@ class StageTimes(Repeated):
         repeats = Repeated.by(strategies, shape)
         share, selective = repeats.recomputed, repeats.selective
         forward = over_layers(costs.dense.forward.total, costs.moe.forward.total)
-        repeated = share * forward + selective * over_layers(costs.dense.selective.total, costs.moe.selective.total)
+        # One gather serves the repeated forward and the backward after it.
+        gathered = over_layers(costs.dense.forward.sharded, costs.moe.forward.sharded)
+        repeated = share * (forward - gathered) + selective * over_layers(costs.dense.selective.total, costs.moe.selective.total)
         backward = over_layers(costs.dense.backward.total, costs.moe.backward.total) + repeated
         weight = over_layers(costs.dense.weight_gradient, costs.moe.weight_gradient)
         first, last = shape.is_first, shape.is_last

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.costmodel.columns import RECOMPUTES, Bools, StrategyColumns
+from autopar.costmodel.inputs import attention_is_fused
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.strategy import Recompute, Strategy
@@ -32,6 +33,11 @@ LONG_SEQUENCE = 8192
 
 _ORDER = (
     "world_size",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "experts_under_pipeline",
     "heads_divide_tp",
     "kv_heads_divide_tp",
     "widths_divide_tp",
@@ -120,7 +126,7 @@ def _sharding_has_ranks(problem: Problem, columns: StrategyColumns) -> Bools:
 
 def _selective_saves(problem: Problem, columns: StrategyColumns) -> Bools:
     """Selective recomputation drops the attention scores, which fused attention never keeps."""
-    return np.asarray((columns.recompute != RECOMPUTES.index(Recompute.SELECTIVE)) | (not problem.framework.fused_attention))
+    return np.asarray((columns.recompute != RECOMPUTES.index(Recompute.SELECTIVE)) | (not attention_is_fused(problem)))
 
 
 PREFERENCES: tuple[Preference, ...] = tuple(

@@ -43,6 +43,46 @@ def _explain_world_size(problem: Problem, strategy: Strategy) -> Fault:
     return Fault(field="num_gpus", given=str(gpus), required=f"must be tp x pp x cp x dp = {sizes} = {strategy.world_size}", fix=fix)
 
 
+# -- what the framework has ---------------------------------------------------------------------------------------------
+
+
+def _has_tensor(problem: Problem, columns: StrategyColumns) -> Bools:
+    """The framework splits layers over tensor-parallel ranks, or there is one."""
+    return np.asarray((columns.tensor_parallel_size == 1) | problem.framework.tensor_parallel)
+
+
+def _explain_has_tensor(problem: Problem, strategy: Strategy) -> Fault:
+    return _absent(problem, "tensor_parallel_size", strategy.tensor_parallel_size, "tensor parallelism")
+
+
+def _has_experts(problem: Problem, columns: StrategyColumns) -> Bools:
+    """The framework spreads experts over ranks, or each rank has all of them."""
+    return np.asarray((columns.expert_parallel_size == 1) | problem.framework.expert_parallel)
+
+
+def _explain_has_experts(problem: Problem, strategy: Strategy) -> Fault:
+    return _absent(problem, "expert_parallel_size", strategy.expert_parallel_size, "expert parallelism")
+
+
+def _has_context(problem: Problem, columns: StrategyColumns) -> Bools:
+    """The framework spreads attention over context-parallel ranks in this way, or there is one."""
+    kinds = [CONTEXT_KINDS.index(kind) for kind in problem.framework.context_parallel_kinds]
+    return np.asarray((columns.context_parallel_size == 1) | np.isin(columns.context_parallel_kind, kinds))
+
+
+def _explain_has_context(problem: Problem, strategy: Strategy) -> Fault:
+    kinds = problem.framework.context_parallel_kinds
+    if not kinds:
+        return _absent(problem, "context_parallel_size", strategy.context_parallel_size, "context parallelism")
+    required = f"{problem.framework.name} has {', '.join(kinds)}"
+    given = strategy.context_parallel_kind.value
+    return Fault(field="context_parallel_kind", given=given, required=required, fix=f"context_parallel_kind={kinds[0].value}")
+
+
+def _absent(problem: Problem, field: str, size: int, what: str) -> Fault:
+    return Fault(field=field, given=str(size), required=f"{problem.framework.name} has no {what}", fix=nearest(size, [1]))
+
+
 # -- tensor parallelism -------------------------------------------------------------------------------------------------
 
 
@@ -85,7 +125,7 @@ def _vocabulary(problem: Problem, columns: StrategyColumns) -> Bools:
     return np.asarray(problem.model.vocab_size % columns.tensor_parallel_size == 0)
 
 
-_TENSOR_MASKS = (_heads, _key_value_heads, _widths, _vocabulary)
+_TENSOR_MASKS = (_has_tensor, _heads, _key_value_heads, _widths, _vocabulary)
 
 
 def _tensor_fault(problem: Problem, strategy: Strategy, required: str) -> Fault:
@@ -156,7 +196,8 @@ def _context_split(problem: Problem, columns: StrategyColumns) -> Bools:
     zigzag = length % (2 * size) == 0
     queries = problem.model.num_attention_heads // columns.tensor_parallel_size
     values = np.maximum(problem.model.num_key_value_heads // columns.tensor_parallel_size, 1)
-    spread = (queries % size == 0) & (queries > 0) & ((values % size == 0) | (size % values == 0))
+    repeated = (size % values == 0) & problem.framework.ulysses_repeats_kv_heads
+    spread = (queries % size == 0) & (queries > 0) & ((values % size == 0) | repeated)
     ulysses = (length % size == 0) & spread
     return np.asarray((size == 1) | np.where(columns.context_parallel_kind == _ULYSSES, ulysses, zigzag))
 
@@ -164,14 +205,15 @@ def _context_split(problem: Problem, columns: StrategyColumns) -> Bools:
 def _explain_context_split(problem: Problem, strategy: Strategy) -> Fault:
     size, length = strategy.context_parallel_size, problem.training.sequence_length
     if strategy.context_parallel_kind is ContextParallelKind.ULYSSES:
+        tensor, model, repeats = strategy.tensor_parallel_size, problem.model, problem.framework.ulysses_repeats_kv_heads
         required = (
-            f"ulysses needs it to divide sequence_length={length} and the"
-            f" {problem.model.num_attention_heads // strategy.tensor_parallel_size} attention heads of a tensor-parallel rank,"
-            " and to divide its key-value heads or be a multiple of them"
+            f"ulysses needs it to divide sequence_length={length}, the {model.num_attention_heads // tensor} attention heads of a"
+            f" tensor-parallel rank and its {max(model.num_key_value_heads // tensor, 1)} key-value heads"
+            f"{', or be a multiple of the latter' if repeats else ''}"
         )
     else:
         required = f"{strategy.context_parallel_kind.value} needs sequence_length={length} to be a multiple of twice its size"
-    valid = accepted_values(problem, strategy, "context_parallel_size", divisors(length), [_context_split])
+    valid = accepted_values(problem, strategy, "context_parallel_size", divisors(length), [_has_context, _context_split])
     return Fault(field="context_parallel_size", given=str(size), required=required, fix=nearest(size, valid))
 
 
@@ -202,7 +244,8 @@ def _explain_expert_parallel(problem: Problem, strategy: Strategy) -> Fault:
     if moe is None:
         required, valid = f"{problem.model.name} has no experts to spread", [1]
     else:
-        required, valid = f"must divide num_experts={moe.num_experts}", list(divisors(moe.num_experts))
+        valid = list(divisors(moe.num_experts)) if problem.framework.expert_parallel else [1]
+        required = f"must divide num_experts={moe.num_experts}"
     return Fault(field="expert_parallel_size", given=str(size), required=required, fix=nearest(size, valid))
 
 
@@ -238,7 +281,7 @@ def _explain_expert_grid(problem: Problem, strategy: Strategy) -> Fault:
     ranks = strategy.tensor_parallel_size * strategy.context_parallel_size * strategy.data_parallel_size
     size, cut = strategy.expert_parallel_size, strategy.expert_tensor_parallel_size
     required = f"times expert_tensor_parallel_size={cut} must divide tp x cp x dp = {ranks}"
-    valid = accepted_values(problem, strategy, "expert_parallel_size", divisors(ranks), [_expert_grid, _expert_parallel])
+    valid = accepted_values(problem, strategy, "expert_parallel_size", divisors(ranks), [_has_experts, _expert_grid, _expert_parallel])
     return Fault(field="expert_parallel_size", given=str(size), required=required, fix=nearest(size, valid))
 
 
@@ -293,6 +336,9 @@ LAYOUT_RULES: tuple[Rule, ...] = tuple(
             _world_size,
             _explain_world_size,
         ),
+        ("tensor_parallel", "tensor_parallel_size", _has_tensor, _explain_has_tensor),
+        ("context_parallel", "context_parallel_size context_parallel_kind", _has_context, _explain_has_context),
+        ("expert_parallel", "expert_parallel_size", _has_experts, _explain_has_experts),
         ("heads_divide_tp", "tensor_parallel_size", _heads, _explain_heads),
         ("kv_heads_divide_tp", "tensor_parallel_size", _key_value_heads, _explain_key_value_heads),
         ("widths_divide_tp", "tensor_parallel_size", _widths, _explain_widths),

@@ -16,6 +16,32 @@ from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strateg
 
 from .rule import Rule, accepted_values, divisors, everything, nearest
 
+# -- what the framework has ---------------------------------------------------------------------------------------------
+
+
+def _has_pipeline(problem: Problem, columns: StrategyColumns) -> Bools:
+    """The framework has a pipeline, or there is a single stage."""
+    return np.asarray((columns.pipeline_parallel_size == 1) | problem.framework.pipeline_parallel)
+
+
+def _explain_has_pipeline(problem: Problem, strategy: Strategy) -> Fault:
+    size = strategy.pipeline_parallel_size
+    required = f"{problem.framework.name} has no pipeline parallelism"
+    return Fault(field="pipeline_parallel_size", given=str(size), required=required, fix=nearest(size, [1]))
+
+
+def _experts_under_pipeline(problem: Problem, columns: StrategyColumns) -> Bools:
+    """The framework's pipeline takes layers of experts, or there are none of them, or no pipeline."""
+    accepted = problem.model.moe is None or problem.framework.experts_under_pipeline
+    return np.asarray((columns.pipeline_parallel_size == 1) | accepted)
+
+
+def _explain_experts_under_pipeline(problem: Problem, strategy: Strategy) -> Fault:
+    size = strategy.pipeline_parallel_size
+    required = f"the pipeline of {problem.framework.name} takes no layers of experts, and {problem.model.name} has them"
+    return Fault(field="pipeline_parallel_size", given=str(size), required=required, fix=nearest(size, [1]))
+
+
 # -- stages -------------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +238,8 @@ def _explain_recomputed_layers(problem: Problem, strategy: Strategy) -> Fault:
 PIPELINE_RULES: tuple[Rule, ...] = tuple(
     Rule(name=name, reads=frozenset(reads.split()), mask=mask, explain=explain)
     for name, reads, mask, explain in (
+        ("pipeline_parallel", "pipeline_parallel_size", _has_pipeline, _explain_has_pipeline),
+        ("experts_under_pipeline", "pipeline_parallel_size", _experts_under_pipeline, _explain_experts_under_pipeline),
         ("global_batch_divides", "data_parallel_size", _data_batch, _explain_data_batch),
         ("layer_in_every_stage", "pipeline_parallel_size virtual_pipeline_stages", _stages, _explain_stages),
         ("pipeline_layers", "pipeline_parallel_size virtual_pipeline_stages", _layer_split, _explain_layer_split),

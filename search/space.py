@@ -269,11 +269,12 @@ def _tensor_pairs(sizes: Sequence[int], constraints: Constraints) -> list[tuple[
 
 
 def _context_pairs(problem: Problem, constraints: Constraints) -> list[tuple[int, int]]:
-    """Sizes with the kind: the ring unless another is fixed."""
+    """Sizes with the kind: the framework's own default unless another is fixed."""
     length = problem.training.sequence_length
     limit = min(MAX_CONTEXT_PARALLEL, length)
     sizes = constraints.choose("context_parallel_size", divisors(problem.cluster.num_gpus, limit=limit))
-    kind = CONTEXT_KINDS.index(ContextParallelKind(str(constraints.fixed.get("context_parallel_kind", ContextParallelKind.RING))))
+    usual = next(iter(problem.framework.context_parallel_kinds), ContextParallelKind.RING)
+    kind = CONTEXT_KINDS.index(ContextParallelKind(str(constraints.fixed.get("context_parallel_kind", usual))))
     ring = CONTEXT_KINDS.index(ContextParallelKind.RING)
     return [(size, kind if size > 1 else ring) for size in sizes]
 

@@ -64,6 +64,7 @@ _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"megatron-lm", "megatron-2021"),
     (r"torchtitan", "torchtitan"),
     (r"internevo", "internevo"),
+    (r"hai-llm", "hai-llm"),
     (r"metaseq", ""),
     (r"fsdp", "fsdp"),
 )
@@ -325,6 +326,8 @@ def _precision(run: Run, machines: ClusterSpec, notes: list[str]) -> str:
     for name in ("amp-bf16", "pure-bf16", "mxfp8", "nvfp4", "fp8", "bf16", "fp16", "tf32", "fp32"):
         if name in text:
             return name
+    if text:
+        raise UnscorableError(f"precision={run.precision!r} is not known; for example bf16, fp16, fp8")
     peaks = machines.device.peak_flops
     older = "bf16" not in peaks or run.device.startswith("a100")
     notes.append(f"precision taken as {'fp16' if older else 'bf16'}")
@@ -399,8 +402,13 @@ def _recompute(run: Run, problem: Problem, notes: list[str]) -> tuple[Recompute,
         return Recompute.FULL, run.num_recompute_layers or 0
     if "selective" in text:
         return Recompute.SELECTIVE, 0
-    if text:
+    if text in ("none", "no", "off", "false", "0"):
         return Recompute.NONE, 0
+    if "norm" in text or "mla" in text or "act" in text:
+        notes.append(f"recompute of {run.recompute} taken as none: it repeats little")
+        return Recompute.NONE, 0
+    if text:
+        raise UnscorableError(f"recompute={run.recompute!r} is not known; none, selective or full")
     if problem.framework.id in _UNSTATED_IS_FULL:
         notes.append("recompute taken as full, as that framework's large runs were")
         return Recompute.FULL, 0

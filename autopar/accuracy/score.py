@@ -56,6 +56,10 @@ class Prediction:
         return None if self.measured_bytes is None else self.predicted_bytes / self.measured_bytes - 1
 
 
+RECOMPUTE_ASSUMED = "recompute taken as"
+"""How the note begins of a row that does not state its recomputation."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
     """How often the verdict on memory is right, over the rows that are known to have run, or to have run out."""
@@ -67,14 +71,25 @@ class OutOfMemory:
     """Wrong: it ran out, and was said to fit."""
     said_not_to_fit: int
     """Wrong: it ran, and was said not to fit."""
+    assumed: int = 0
+    """Rows left out because their recomputation, which decides over the memory, was not stated."""
 
     @classmethod
     def of(cls, predictions: Iterable[Prediction]) -> OutOfMemory:
-        known = [(p.ran_out_of_memory, p.predicted_fits) for p in predictions if p.ran_out_of_memory is not None]
+        verdicts = [prediction for prediction in predictions if prediction.ran_out_of_memory is not None]
+        stated = [p for p in verdicts if not any(note.startswith(RECOMPUTE_ASSUMED) for note in p.notes)]
+        known = [(bool(p.ran_out_of_memory), p.predicted_fits) for p in stated]
         said_to_fit = sum(ran_out and fits for ran_out, fits in known)
         said_not = sum(not ran_out and not fits for ran_out, fits in known)
         wrong = said_to_fit + said_not
-        return cls(rows=len(known), right=len(known) - wrong, wrong=wrong, said_to_fit=said_to_fit, said_not_to_fit=said_not)
+        return cls(
+            rows=len(known),
+            right=len(known) - wrong,
+            wrong=wrong,
+            said_to_fit=said_to_fit,
+            said_not_to_fit=said_not,
+            assumed=len(verdicts) - len(stated),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

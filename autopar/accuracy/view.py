@@ -110,10 +110,11 @@ def memory_lines(accuracy: Accuracy) -> tuple[str, ...]:
             f"peak predicted too large on {percent(accuracy.over_predicted)} of the rows, too small on {percent(accuracy.under_predicted)}"
         )
     verdict = accuracy.out_of_memory
+    aside = f"; {verdict.assumed:,} more do not state their recomputation and are not counted" if verdict.assumed else ""
     if verdict.rows:
         lines.append(
             f"fits or not: right on {verdict.right:,} of {verdict.rows:,} runs; {verdict.said_not_to_fit:,} ran though said not to fit,"
-            f" {verdict.said_to_fit:,} ran out of memory though said to fit"
+            f" {verdict.said_to_fit:,} ran out of memory though said to fit{aside}"
         )
     return tuple(lines)
 

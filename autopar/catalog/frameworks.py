@@ -10,7 +10,7 @@ from typing import Any
 
 from autopar.costmodel.spec.errors import UnknownNameError
 from autopar.costmodel.spec.framework import ExecutionProfile
-from autopar.costmodel.spec.strategy import PipelineSchedule
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule
 
 FOLDER = Path(__file__).parent / "frameworks"
 
@@ -33,6 +33,7 @@ def framework(name: str) -> ExecutionProfile:
         raise UnknownNameError("framework", name, framework_names())
     table = _table(key)
     table["schedules"] = tuple(PipelineSchedule(kind) for kind in table["schedules"])
+    table["context_parallel_kinds"] = tuple(ContextParallelKind(kind) for kind in table["context_parallel_kinds"])
     for stages in ("zero_stages", "zero_stages_with_pipeline"):
         table[stages] = tuple(table[stages])
     numbers = {f.name for f in fields(ExecutionProfile) if f.type == "float"}

@@ -56,7 +56,7 @@ def show(words: tuple[str, ...], as_json: bool) -> None:
     from .output import print_json, print_report
 
     if len(words) == 2:
-        kind = words[0] if words[0] in KINDS else f"{words[0]}s"
+        kind = f"{words[0]}s" if f"{words[0]}s" in KINDS else words[0]
         found = [(kind, entry(kind, words[1]))]
     elif len(words) == 1 and words[0] not in KINDS:
         found = list(find(words[0]))

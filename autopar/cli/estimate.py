@@ -21,6 +21,7 @@ Examples:
 \b
 Exit code 1: a rule refuses the strategy, or it does not fit in memory
   (the estimate is printed all the same, with "fits": false).
+  --json of a refused one: fits (false), reasons, faults, strategy.
 """
 
 
@@ -37,10 +38,11 @@ def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **optio
     """
     from autopar.api import estimate
 
-    from .output import print_json, print_report
+    from .output import answering, print_json, print_report
 
     problem, strategy, assumptions = question(ctx, plan_file, options)
-    result = estimate(problem, strategy=strategy)
+    with answering(as_json):
+        result = estimate(problem, strategy=strategy)
     if as_json:
         print_json(result)
     else:

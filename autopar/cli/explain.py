@@ -15,7 +15,8 @@ Examples:
   autopar explain --model gpt-175b --gpus 64 --tp 8 --pp 2
 
 \b
-Exit code 1: a rule refuses the strategy, or it does not fit in memory.
+Exit code 1: a rule refuses the strategy, or it does not fit in memory
+  (explained all the same; --json has fits, false, and refused_by, the faults).
 """
 
 

@@ -19,6 +19,7 @@ STRATEGY_NAMES = (
 )  # fmt: skip
 
 COUNT = click.IntRange(1, 10**9)
+GPUS = click.IntRange(1, 10_000_000)
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "dualpipe")
 
 
@@ -51,7 +52,7 @@ def input_options(*, required: bool) -> Callable[[F], F]:
                 "--model", "-m", metavar="NAME|PATH", required=required, shell_complete=_complete("models"),
                 help="Catalog name, or a Hugging Face config.json or the folder that holds it.",
             ),
-            click.option("--gpus", "-n", type=COUNT, metavar="N", help="Number of GPUs."),
+            click.option("--gpus", "-n", type=GPUS, metavar="N", help="Number of GPUs."),
             click.option(
                 "--gpu", metavar="DEVICE", shell_complete=_complete("devices"),
                 help="Device, in the nodes it usually comes in.  [default: h100-sxm5-80gb]",

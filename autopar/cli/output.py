@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from io import StringIO
 from typing import TYPE_CHECKING
 
 import click
+
+from autopar.costmodel.spec.errors import NoPlanError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,6 +24,17 @@ def print_json(value: object) -> None:
     from autopar.io.codec import to_json
 
     click.echo(to_json(value), nl=False)
+
+
+@contextlib.contextmanager
+def answering(as_json: bool) -> Iterator[None]:
+    """Where the answer is no and a program asked, it gets the reasons as a document too; the message and exit code stay."""
+    try:
+        yield
+    except NoPlanError as error:
+        if as_json and error.answer is not None:
+            print_json(error.answer)
+        raise
 
 
 def print_report(parts: Iterable[RenderableType]) -> None:

@@ -19,6 +19,11 @@ Examples:
 \b
 Names of --fix, --max, --min and --forbid: tp pp vpp dp cp cp_kind ep etp mbs zero sp
   recompute recompute_layers schedule, or the full names of a plan file.
+
+\b
+Exit code 1: no strategy fits. --json then has fits (false), reasons, faults,
+  nearest (strategies that need least memory, with their bytes) and
+  smallest_cluster (num_gpus and strategy, or null).
 """
 
 
@@ -55,17 +60,18 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
     """Find the fastest strategy that fits, and the runners-up."""
     from autopar.api import plan, was_interrupted, write_plan
 
-    from .output import note, print_json, print_report
+    from .output import answering, note, print_json, print_report
 
-    found = plan(
-        options["model"],
-        top=options["top"],
-        fix=options["fix"],
-        maximum=options["maximum"],
-        minimum=options["minimum"],
-        forbid=options["forbid"],
-        **given_inputs(options),
-    )
+    with answering(as_json):
+        found = plan(
+            options["model"],
+            top=options["top"],
+            fix=options["fix"],
+            maximum=options["maximum"],
+            minimum=options["minimum"],
+            forbid=options["forbid"],
+            **given_inputs(options),
+        )
     if output is not None:
         write_plan(found, output)
     if as_json:

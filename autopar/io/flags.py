@@ -168,7 +168,7 @@ def _fill_data_parallel(strategy: Strategy, named: Mapping[str, object], world_s
                     field="gpus",
                     given=str(world_size),
                     required=f"tp x pp x cp = {_product(strategy)} does not divide it, so no data-parallel size is left",
-                    fix=_nearest_multiples(world_size, model_parallel),
+                    fix=_sizes_that_divide(strategy, world_size) or _nearest_multiples(world_size, model_parallel),
                 )
             ]
         )
@@ -178,15 +178,34 @@ def _fill_data_parallel(strategy: Strategy, named: Mapping[str, object], world_s
 def _refuse_world_size(strategy: Strategy, world_size: int) -> Strategy:
     required = f"tp x pp x cp x dp = {_product(strategy)} x {strategy.data_parallel_size} = {strategy.world_size} ranks were asked for"
     model_parallel = strategy.world_size // strategy.data_parallel_size
-    fix = f"--gpus {strategy.world_size}"
+    fix = f"nearest valid: gpus={strategy.world_size}"
     if world_size % model_parallel == 0:
-        fix += f" or --dp {world_size // model_parallel}"
+        fix += f" or dp={world_size // model_parallel}"
     raise_if([Fault(field="gpus", given=str(world_size), required=required, fix=fix)])
     return strategy
 
 
 def _product(strategy: Strategy) -> str:
     return f"{strategy.tensor_parallel_size} x {strategy.pipeline_parallel_size} x {strategy.context_parallel_size}"
+
+
+def _sizes_that_divide(strategy: Strategy, world_size: int) -> str:
+    """Values of one of the sizes, on either side of the one given, with which all divide; and the numbers of GPUs as it is.
+
+    Of tensor parallelism powers of two alone, which heads divide by; nothing where only leaving the technique out would do.
+    """
+    fixes = []
+    for short in ("tp", "pp", "cp"):
+        size = getattr(strategy, _FIELDS[short])
+        others = strategy.world_size // strategy.data_parallel_size // size
+        if size == 1 or world_size % others:
+            continue
+        left = world_size // others
+        valid = [n for n in range(2, min(left, 4096) + 1) if left % n == 0 and (short != "tp" or n.bit_count() == 1)]
+        if nearest := [*[n for n in valid if n < size][-1:], *[n for n in valid if n > size][:1]]:
+            fixes.append(f"{short}={' or '.join(map(str, nearest))}")
+    gpus = _nearest_multiples(world_size, strategy.world_size // strategy.data_parallel_size)
+    return f"nearest valid: {', or '.join(fixes)}, or gpus={gpus.removeprefix('nearest valid: ')}" if fixes else ""
 
 
 def _nearest_multiples(value: int, step: int) -> str:

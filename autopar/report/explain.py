@@ -9,7 +9,7 @@ from rich.text import Text
 
 from autopar.costmodel.spec.units import format_bytes, format_seconds
 
-from .tables import plain_table
+from .tables import wrapped_table
 from .text import headline, lines, result_parts, strategy_table
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ def explanation_report(problem: Problem, found: Explanation, assumptions: Sequen
     yield headline(problem.model, problem.cluster, problem.training)
     yield strategy_table(found.strategy, problem.training.global_batch_size, "strategy")
     if found.refused_by:
-        yield from lines(
-            f"refused by {len(found.refused_by)} rule{'s' * (len(found.refused_by) > 1)}", list(map(str, found.refused_by)), style="red"
-        )
+        yield from lines(f"refused by {len(found.refused_by)} rule{'s' * (len(found.refused_by) > 1)}", _refusals(found), style="red")
     if found.estimate is not None:
         yield from result_parts(found.estimate)
     yield changes_table(found)
@@ -38,12 +36,21 @@ def explanation_report(problem: Problem, found: Explanation, assumptions: Sequen
         yield from lines("where the numbers come from", [f"{term}: {origin}" for term, origin in found.estimate.provenance.items()])
 
 
+def _refusals(found: Explanation) -> list[str]:
+    names = found.rules if len(found.rules) == len(found.refused_by) else ("",) * len(found.refused_by)
+    return [f"{name}: {fault}" if name else str(fault) for name, fault in zip(names, found.refused_by, strict=True)]
+
+
 def changes_table(found: Explanation) -> RenderableType:
-    """The single changes that fit and are faster than now, or that run where the strategy does not."""
+    """The changes that fit and are faster than now, or that run where the strategy does not."""
     goal = "run faster" if found.runs else "run"
+    if found.instead:
+        return Text(f"no change of one or two steps makes it run\n{found.instead}", style="bold")
     if not found.changes:
         return Text(f"no single change makes it {goal}; `autopar plan` searches them all", style="bold")
-    table = plain_table(f"single changes that make it {goal}", "change", "step", "vs now", "memory")
+    single = all(", then " not in change.change for change in found.changes)
+    title = f"single changes that make it {goal}" if single else "no single change makes it run; two at once that do"
+    table = wrapped_table(title, "change", "step", "vs now", "memory")
     now = found.estimate.step_time_seconds if found.estimate else 0.0
     for change in found.changes[:MAX_CHANGES]:
         versus = f"{change.step_time_seconds / now - 1:+.1%}" if now > 0 else "-"

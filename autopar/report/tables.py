@@ -19,6 +19,14 @@ def plain_table(title: str, *columns: str, left: int = 1) -> Table:
     return table
 
 
+def wrapped_table(title: str, *columns: str) -> Table:
+    """:func:`plain_table` whose long first column continues on the next line, at a blank, and whose figures never do."""
+    table = plain_table(title, *columns)
+    for index, column in enumerate(table.columns):
+        column.no_wrap = index > 0
+    return table
+
+
 def field_table(title: str) -> Table:
     """Two columns, names and values, without a header."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False, padding=(0, 2))

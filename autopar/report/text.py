@@ -12,7 +12,7 @@ from autopar.costmodel.spec.estimate import Estimate, StageEstimate
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
 from autopar.costmodel.spec.units import TERA, format_bytes, format_count, format_seconds
 
-from .tables import bullet_list, field_table, plain_table, share_bar
+from .tables import bullet_list, field_table, plain_table, share_bar, wrapped_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,7 +57,7 @@ def headline(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> 
     """The question in one line."""
     size = format_count(model.num_parameters)
     active = f", {format_count(model.num_active_parameters)} active" if model.moe else ""
-    nodes = f"{cluster.num_nodes} x {cluster.id}" if cluster.num_nodes > 1 else cluster.id
+    nodes = f"{cluster.num_nodes:,} nodes of {cluster.gpus_per_node}, {cluster.id}" if cluster.num_nodes > 1 else cluster.id
     text = Text(f"{model.name}", style="bold")
     text.append(f" ({size} parameters{active}) on {cluster.num_gpus:,} x {cluster.device.name} ({nodes})", style="not bold")
     text.append(f"\n{batch_text(training)} a step, {training.precision.name}", style="not bold")
@@ -82,8 +82,7 @@ def strategy_table(strategy: Strategy, global_batch_size: int, title: str) -> Re
         table.add_row("context parallel", f"{strategy.context_parallel_size}, {strategy.context_parallel_kind.value}")
     if strategy.expert_parallel_size > 1 or strategy.expert_tensor_parallel_size > 1:
         table.add_row("expert parallel", f"{strategy.expert_parallel_size}, tensor parallel {strategy.expert_tensor_parallel_size} inside")
-    count = strategy.num_microbatches(global_batch_size)
-    table.add_row("micro-batch", f"{strategy.micro_batch_size} x {count:,} micro-batch{'' if count == 1 else 'es'} a data-parallel rank")
+    table.add_row("micro-batch", _batch_split(strategy, global_batch_size))
     table.add_row("recompute", _recompute_text(strategy))
     return table
 
@@ -164,7 +163,7 @@ def _speed_table(estimate: Estimate) -> RenderableType:
 
 
 def _alternatives(plan: Plan) -> RenderableType:
-    table = plain_table("runners-up", "strategy", "step", "vs best", "memory")
+    table = wrapped_table("runners-up", "strategy", "step", "vs best", "memory")
     best = plan.estimate.step_time_seconds
     for other in plan.alternatives:
         slower = f"{other.step_time_seconds / best - 1:+.1%}" if best > 0 else ""
@@ -194,6 +193,18 @@ def _pipeline_text(strategy: Strategy) -> str:
         return "1"
     chunks = f" x {strategy.virtual_pipeline_stages} virtual stages" if strategy.virtual_pipeline_stages > 1 else ""
     return f"{strategy.pipeline_parallel_size}{chunks}, {PipelineSchedule(strategy.pipeline_schedule).value}"
+
+
+def _batch_split(strategy: Strategy, global_batch_size: int) -> str:
+    together = strategy.data_parallel_size * strategy.micro_batch_size
+    count, left = divmod(global_batch_size, together)
+    if left:
+        below = f"{count * together:,} or " if count else ""
+        return (
+            f"{strategy.micro_batch_size}; a batch of {global_batch_size:,} does not divide over {strategy.data_parallel_size:,}"
+            f" data-parallel ranks x {strategy.micro_batch_size}: nearest valid {below}{(count + 1) * together:,}"
+        )
+    return f"{strategy.micro_batch_size} x {count:,} micro-batch{'' if count == 1 else 'es'} a data-parallel rank"
 
 
 def _zero_text(strategy: Strategy) -> str:

@@ -43,6 +43,15 @@ class DeviceSpec:
     """Field name -> where its number is published."""
 
 
+_BEFORE_FLASH_ATTENTION = ("pascal", "volta", "turing")
+"""Compute capability below 8: the CUDA kernels of FlashAttention-2 and cuDNN's start at Ampere (FlashAttention README)."""
+
+
+def has_flash_attention(device: DeviceSpec) -> bool:
+    """Whether fused attention kernels exist for training on ``device``."""
+    return device.architecture.lower() not in _BEFORE_FLASH_ATTENTION
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTier:
     """One level of the interconnect.

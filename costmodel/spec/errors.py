@@ -51,7 +51,10 @@ class InvalidInputError(AutoparError, ValueError):
 
 
 class UnknownNameError(InvalidInputError):
-    """A device, cluster, model or framework that the catalog does not hold; names the close matches."""
+    """A device, cluster, model or framework that the catalog does not hold; names the close matches.
+
+    Where there are none, it names the command that lists what there is, or, of other kinds, all that is known.
+    """
 
     def __init__(self, kind: str, given: str, known: Iterable[str]) -> None:
         names = sorted(known)
@@ -59,7 +62,9 @@ class UnknownNameError(InvalidInputError):
         close = difflib.get_close_matches(given.lower(), list(lowered), n=5, cutoff=0.5)
         holding = [name for low, name in lowered.items() if given and given.lower() in low]
         self.matches: tuple[str, ...] = tuple(dict.fromkeys([*holding, *(lowered[c] for c in close)]))[:5]
-        hint = f"did you mean {', '.join(self.matches)}?" if self.matches else f"`autopar catalog list {kind}s` names them"
+        listed = {"catalog entry": "", **{each: f" {each}s" for each in ("device", "cluster", "model", "framework")}}
+        all_of_them = f"`autopar catalog list{listed[kind]}` names them" if kind in listed else f"known: {', '.join(names)}"
+        hint = f"did you mean {', '.join(self.matches)}?" if self.matches else all_of_them
         super().__init__(Fault(field=kind, given=repr(given), required=f"not a known {kind}", fix=hint))
 
 
@@ -68,9 +73,17 @@ class UnsupportedVersionError(InvalidInputError):
 
 
 class NoPlanError(AutoparError):
-    """The question is sound and the answer is no: nothing fits, or the strategy is refused (exit code 1)."""
+    """The question is sound and the answer is no: nothing fits, or the strategy is refused (exit code 1).
+
+    ``answer`` is the same as data, which ``--json`` prints: an :class:`autopar.no_plan.NoPlan`, or None where there is no more
+    to say than the message.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, answer: object = None) -> None:
+        super().__init__(message)
+        self.answer = answer
 
 
 class UnavailableError(AutoparError):

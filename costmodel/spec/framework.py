@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .strategy import PipelineSchedule
+from .strategy import ContextParallelKind, PipelineSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,15 @@ class ExecutionProfile:
     logits_bytes: float
     """Bytes a logit held at the loss's peak: low-precision logits, their fp32 copy, the gradient."""
     # what it accepts
+    tensor_parallel: bool
+    pipeline_parallel: bool
+    expert_parallel: bool
+    context_parallel_kinds: tuple[ContextParallelKind, ...]
+    """How it spreads attention over the context-parallel ranks, its own default first; empty where it does not."""
+    experts_under_pipeline: bool
+    """Layers of experts run in a pipeline's stages."""
+    ulysses_repeats_kv_heads: bool
+    """Ulysses works with more ranks than key-value heads: each head goes to several (DeepSpeed; not Transformer Engine)."""
     schedules: tuple[PipelineSchedule, ...]
     zero_stages: tuple[int, ...]
     zero_stages_with_pipeline: tuple[int, ...]

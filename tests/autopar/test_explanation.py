@@ -68,3 +68,16 @@ def test_a_heavy_head_is_offered_a_lighter_last_stage() -> None:
     assert spread.step_time_seconds < found.estimate.step_time_seconds
     back = autopar.explain("llama3-70b", gpus=256, strategy=spread.strategy)
     assert not any(change.change.startswith("layers of stages") for change in back.changes)
+
+
+def test_two_changes_are_tried_where_one_does_not_do() -> None:
+    question = {"gpus": 64, "gpu": "a100-sxm4-80gb"}
+    found = autopar.explain("gpt-22b", **question, strategy={"tp": 1})
+    assert found.refused_by
+    assert found.changes
+    assert not found.instead
+    assert all(", then " in change.change for change in found.changes)
+    for change in found.changes:
+        again = autopar.estimate("gpt-22b", **question, strategy=change.strategy)
+        assert again.fits
+        assert again.step_time_seconds == change.step_time_seconds

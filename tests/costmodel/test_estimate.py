@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.catalog.models import model
 from autopar.costmodel.estimate import estimate, reference_flops
 from autopar.costmodel.flops import step_model_flops
 from autopar.costmodel.inputs import Inputs
@@ -115,3 +116,23 @@ def test_a_pipeline_has_a_bubble_and_better_schedules_a_smaller_one(schedule: Pi
     found = estimate(problem(DENSE), replace(strategy, virtual_pipeline_stages=chunks))
     plain = estimate(problem(DENSE), replace(strategy, pipeline_schedule=PipelineSchedule.ONE_F_ONE_B))
     assert 0 < found.bubble_fraction <= plain.bubble_fraction * 1.0001
+
+
+def test_gpus_older_than_flash_attention_keep_the_scores() -> None:
+    strategy = Strategy(tensor_parallel_size=8, sequence_parallel=True, data_parallel_size=2)
+    asked = problem(model("gpt-22b"), gpu="v100-sxm2-32gb", precision="fp16", length=2048)
+    older, unfused = (
+        estimate(asked, strategy),
+        estimate(replace(asked, framework=replace(asked.framework, fused_attention=False)), strategy),
+    )
+    assert older.time == unfused.time
+    assert older.stages == unfused.stages
+    assert older.provenance["attention"] == "unfused"
+    assert any("unfused attention" in warning for warning in older.warnings)
+    assert not any("unfused attention" in warning for warning in unfused.warnings)
+    newer = estimate(problem(model("gpt-22b"), gpu="a100-sxm4-80gb", precision="fp16", length=2048), strategy)
+    scores = 48 * (64 / 8) * 2048**2 * 2
+    kept = older.stages[0].memory.activations - newer.stages[0].memory.activations
+    assert kept == pytest.approx(scores, rel=0.02)
+    assert newer.provenance["attention"] == "fused"
+    assert not any("unfused attention" in warning for warning in newer.warnings)

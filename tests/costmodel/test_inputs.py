@@ -26,6 +26,15 @@ def test_framework_columns_are_the_profiles_fields(name: str) -> None:
     assert float(FrameworkColumns.of(profile, memory_reserve_bytes=7.0).memory_reserve_bytes) == 7
 
 
+@pytest.mark.parametrize(
+    ("gpu", "fused"), [("v100-sxm2-32gb", 0), ("t4-16gb", 0), ("a100-sxm4-80gb", 1), ("h100-sxm5-80gb", 1), ("mi250x", 1)]
+)
+def test_flash_attention_starts_at_ampere(gpu: str, fused: int) -> None:
+    assert float(Inputs.of(problem(DENSE, gpu=gpu, precision="fp16")).framework.fused_attention) == fused
+    unfused = problem(DENSE, gpu=gpu, precision="fp16", fused_attention=False)
+    assert float(Inputs.of(unfused).framework.fused_attention) == 0
+
+
 def test_low_precision_is_for_linear_layers_alone() -> None:
     assert {kind: wide_type(kind) for kind in ComputeType if wide_type(kind) is not kind} == dict.fromkeys(
         (ComputeType.FP8, ComputeType.MXFP8, ComputeType.FP4), ComputeType.BF16

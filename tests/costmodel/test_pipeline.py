@@ -413,3 +413,34 @@ def test_closed_form_refuses_what_cannot_be_built() -> None:
         closed_form_makespan(ONE_F_ONE_B, np.array([8, 8]), ones, ones, 8, 1, transfer_seconds=ones)
     with pytest.raises(InvalidInputError, match="num_microbatches=10"):
         in_flight_microbatches(INTERLEAVED, 4, 2, np.array([10]))
+
+
+HAIR = [1.0, 1.00003, 1.00007, 1.00001, 1.00009, 1.00002, 1.00005, 1.0]
+"""Stages so alike that the heaviest needs thousands of micro-batches to set the pace."""
+
+
+@pytest.mark.parametrize(("kind", "p", "v"), [(ZERO_BUBBLE, 8, 1), (INTERLEAVED, 4, 2), (DUALPIPE, 8, 1)])
+def test_a_schedule_that_never_falls_into_step_is_extrapolated(
+    kind: PipelineSchedule, p: int, v: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = 4000
+    line = simulate(build_schedule(kind, p, v, m), HAIR, HAIR, HAIR)
+    monkeypatch.setattr("autopar.costmodel.pipeline.MAX_PASSES", 16_000)
+    assert makespan(kind, p, v, m, HAIR, HAIR, HAIR) == pytest.approx(line.makespan_seconds, rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "p", "v"), [(ZERO_BUBBLE, 8, 1), (INTERLEAVED, 4, 2), (DUALPIPE, 8, 1)])
+def test_a_huge_batch_simulates_no_more_than_the_cap(kind: PipelineSchedule, p: int, v: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = 0
+
+    def recorded(kind: PipelineSchedule, p: int, v: int, m: int) -> ActionGraph:
+        nonlocal longest
+        longest = max(longest, m * p * v)
+        return graph_of(kind, p, v, m)
+
+    monkeypatch.setattr("autopar.costmodel.pipeline.MAX_PASSES", 8_000)
+    monkeypatch.setattr("autopar.costmodel.pipeline.graph_of", recorded)
+    m = 10**8
+    ranks = np.reshape(HAIR, (v, p)).sum(axis=0) if kind is not DUALPIPE else np.add(HAIR, HAIR[::-1]) / 2
+    assert makespan(kind, p, v, m, HAIR, HAIR, HAIR) == pytest.approx(m * 3 * ranks.max(), rel=1e-6)
+    assert longest <= 8_000

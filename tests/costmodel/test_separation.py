@@ -30,3 +30,12 @@ def test_every_term_has_a_constant_behind_it() -> None:
 
 def test_two_of_the_same() -> None:
     assert "no term in which they differ" in separating_measurement(BASE, BASE)
+
+
+def test_no_term_is_named_that_speaks_against_the_whole_difference() -> None:
+    """Busiest ranks differ: less bubble in the slower one, and more of several other terms."""
+    slower = replace(BASE, pipeline_bubble=0.6, matrix_multiplication=1.3, attention=1.2, elementwise=1.1)
+    assert dominating_difference(BASE, slower)[0] == "pipeline_bubble"
+    said = separating_measurement(BASE, slower)
+    assert "no one term accounts for the difference" in said
+    assert "less" not in said

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autopar.catalog.hardware import device
 from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.schedule import schedule_faults
@@ -42,6 +43,8 @@ PROBLEMS = (
     "experts",
     "eager",
     "low-precision",
+    "data-parallel",
+    "ulysses",
 )
 Oracle = Callable[[Problem, Strategy], bool]
 
@@ -62,6 +65,8 @@ def problems(make_problem: Any, dense: Any, experts: Any) -> dict[str, Problem]:
             schedules=(),
         ),
         "low-precision": make_problem(dense, precision="fp8", batch=12, length=96, schedules=tuple(PipelineSchedule)),
+        "data-parallel": make_problem(experts, framework="fsdp"),
+        "ulysses": make_problem(experts, framework="deepspeed"),
     }
 
 
@@ -69,7 +74,8 @@ def _ulysses(problem: Problem, s: Strategy) -> bool:
     queries = problem.model.num_attention_heads // s.tensor_parallel_size
     keys = max(1, problem.model.num_key_value_heads // s.tensor_parallel_size)
     size = s.context_parallel_size
-    spread = queries >= 1 and queries % size == 0 and (keys % size == 0 or size % keys == 0)
+    repeats = problem.framework.ulysses_repeats_kv_heads and size % keys == 0
+    spread = queries >= 1 and queries % size == 0 and (keys % size == 0 or repeats)
     return spread and problem.training.sequence_length % size == 0
 
 
@@ -105,6 +111,11 @@ def _aligned(problem: Problem, s: Strategy) -> bool:
 
 ORACLES: dict[str, Oracle] = {
     "world_size": lambda p, s: s.world_size == p.cluster.num_gpus,
+    "tensor_parallel": lambda p, s: p.framework.tensor_parallel or s.tensor_parallel_size == 1,
+    "pipeline_parallel": lambda p, s: p.framework.pipeline_parallel or s.pipeline_parallel_size == 1,
+    "context_parallel": lambda p, s: s.context_parallel_size == 1 or s.context_parallel_kind in p.framework.context_parallel_kinds,
+    "expert_parallel": lambda p, s: p.framework.expert_parallel or s.expert_parallel_size == 1,
+    "experts_under_pipeline": lambda p, s: p.framework.experts_under_pipeline or p.model.moe is None or s.pipeline_parallel_size == 1,
     "heads_divide_tp": lambda p, s: p.model.num_attention_heads % s.tensor_parallel_size == 0,
     "kv_heads_divide_tp": lambda p, s: (
         p.model.num_key_value_heads % s.tensor_parallel_size == 0
@@ -252,3 +263,61 @@ def test_memory_says_by_how_much() -> None:
     fault = feasibility.memory_fault(3 * 2.0**30, 2 * 2.0**30)
     assert fault is not None
     assert "1" in fault.required.split(",")[1]
+
+
+PARALLEL = {
+    "tensor_parallel_size": Strategy(tensor_parallel_size=2),
+    "pipeline_parallel_size": Strategy(pipeline_parallel_size=2),
+    "context_parallel_size": Strategy(context_parallel_size=2),
+    "expert_parallel_size": Strategy(expert_parallel_size=2),
+}
+
+
+@pytest.mark.parametrize(
+    ("framework", "absent"),
+    [
+        ("megatron-core", ""),
+        ("torchtitan", ""),
+        ("hai-llm", "context_parallel_size"),
+        ("internevo", "context_parallel_size"),
+        ("megatron-2021", "context_parallel_size expert_parallel_size"),
+        ("megatron-deepspeed", "context_parallel_size pipeline_parallel_size"),
+        ("deepspeed", "pipeline_parallel_size"),
+        ("transformers", "pipeline_parallel_size context_parallel_size expert_parallel_size"),
+        ("fsdp", "tensor_parallel_size pipeline_parallel_size context_parallel_size expert_parallel_size"),
+        ("pytorch-eager", "tensor_parallel_size pipeline_parallel_size context_parallel_size expert_parallel_size"),
+    ],
+)
+def test_what_a_framework_does_not_have_is_refused_by_its_name(make_problem: Any, experts: Any, framework: str, absent: str) -> None:
+    problem = make_problem(experts, framework=framework)
+    refused = {
+        field
+        for field, strategy in PARALLEL.items()
+        for fault in feasibility.faults(problem, strategy)
+        if fault.field == field and problem.framework.name in fault.required and fault.fix == "nearest valid: 1"
+    }
+    assert refused == set(absent.split())
+
+
+def test_a_kind_of_context_parallelism_that_the_framework_lacks(make_problem: Any, dense: Any) -> None:
+    ring = Strategy(context_parallel_size=2, data_parallel_size=4)
+    problem = make_problem(dense, framework="deepspeed")
+    text = _one(problem, ring, "context_parallel_kind")
+    assert "context_parallel_kind=ulysses" in text
+    assert feasibility.faults(problem, replace(ring, context_parallel_kind=ContextParallelKind.ULYSSES)) == ()
+
+
+def test_ulysses_beyond_the_key_value_heads(make_problem: Any, dense: Any) -> None:
+    strategy = Strategy(context_parallel_size=8, context_parallel_kind=ContextParallelKind.ULYSSES)
+    text = _one(make_problem(dense, length=8192), strategy, "context_parallel_size")
+    assert "its 4 key-value heads" in text
+    assert "nearest valid: 4" in text
+    assert feasibility.faults(make_problem(dense, length=8192, framework="deepspeed"), strategy) == ()
+
+
+def test_selective_recomputation_is_tried_where_flash_attention_is_absent(make_problem: Any, dense: Any) -> None:
+    (saves,) = [p.mask for p in feasibility.PREFERENCES if p.name == "selective_recompute_saves_memory"]
+    columns = StrategyColumns.of([Strategy(recompute=Recompute.SELECTIVE)])
+    hopper = make_problem(dense)
+    volta = replace(hopper, cluster=replace(hopper.cluster, device=device("v100-sxm2-32gb")))
+    assert [bool(saves(problem, columns)[0]) for problem in (hopper, volta)] == [False, True]

@@ -150,13 +150,14 @@ def test_c004_uneven_stages_hold_every_layer_once(name: str, size: int) -> None:
     assert all(stage.num_layers for stage in found.stages)
 
 
-def test_c015_ulysses_takes_sizes_that_suit_both_kinds_of_heads() -> None:
+@pytest.mark.parametrize(("framework", "sizes"), [("deepspeed", {1, 2, 4, 8, 40}), ("megatron-core", {1, 2, 4, 8})])
+def test_c015_ulysses_takes_sizes_that_suit_both_kinds_of_heads(framework: str, sizes: set[int]) -> None:
     accepted = set()
     for size in (1, 2, 4, 5, 8, 10, 20, 40):
-        case = {"model": "qwen2.5-14b", "gpus": 40, "batch": 40, "sequence": 40960, "strategy": {"cp": size, "cp_kind": "ulysses"}}
-        if not faults(*question(case)):
+        case = {"model": "qwen2.5-14b", "framework": framework, "gpus": 40, "batch": 40, "sequence": 40960}
+        if not faults(*question({**case, "strategy": {"cp": size, "cp_kind": "ulysses"}})):
             accepted.add(size)
-    assert accepted == {1, 2, 4, 8, 40}
+    assert accepted == sizes
 
 
 def test_c020_tensor_parallel_sizes_of_28_heads() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from autopar.accuracy.document import document
 from autopar.accuracy.page import accuracy_page
 from autopar.accuracy.runs import read_runs
-from autopar.accuracy.score import GROUP_COLUMNS, comparable_set, group_columns, score
+from autopar.accuracy.score import GROUP_COLUMNS, OutOfMemory, comparable_set, group_columns, score
+from autopar.accuracy.view import memory_lines
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.spec.errors import InvalidInputError
 from autopar.io.codec import to_json
@@ -163,3 +165,14 @@ def test_the_page_stands_alone(accuracy) -> None:
     for outside in ("src=", "href=", "@import", "<script", "url("):
         assert outside not in page
     assert page.count("<circle") == 2 * 12 + sum(len(groups) for groups in accuracy.step_time_groups.values())
+
+
+def test_rows_of_assumed_recomputation_have_no_say_on_the_verdict(accuracy) -> None:
+    first, *rest = accuracy.predictions
+    unstated = [replace(first, notes=("recompute taken as none",)), *rest]
+    before, after = OutOfMemory.of(accuracy.predictions), OutOfMemory.of(unstated)
+    assert (before.rows, before.assumed) == (12, 0)
+    assert (after.rows, after.assumed) == (11, 1)
+    assert after.right + after.wrong == 11
+    lines = memory_lines(replace(accuracy, out_of_memory=after))
+    assert "1 more do not state their recomputation and are not counted" in lines[-1]

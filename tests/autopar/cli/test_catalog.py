@@ -87,3 +87,21 @@ def test_gpus_are_read_from_the_driver(tmp_path: Path) -> None:
     assert doctor.visible_gpus(tmp_path) == ["NVIDIA H200", "NVIDIA H200"]
     assert doctor.visible_gpus(tmp_path / "absent", tools=(("echo", "GPU 0: NVIDIA H100"),)) == ["GPU 0: NVIDIA H100"]
     assert doctor.visible_gpus(tmp_path / "absent", tools=(("no-such-tool-of-ours",),)) == []
+
+
+def test_unknown_names_say_how_to_list_what_there_is(autopar) -> None:
+    assert "`autopar catalog list` names them" in autopar("catalog", "show", "zzzz").err
+    assert "`autopar catalog list models` names them" in autopar("catalog", "show", "models", "zzzz").err
+    assert "known: clusters, devices, frameworks, models" in autopar("catalog", "show", "qqq", "x").err
+
+
+def test_a_device_without_bf16_shows_fp16_and_says_so(autopar) -> None:
+    lines = autopar("catalog", "list", "devices").out.splitlines()
+    assert "125 (fp16)" in next(line for line in lines if line.startswith("v100-sxm2-32gb"))
+    assert "fp16" not in next(line for line in lines if line.startswith("h100-sxm5-80gb"))
+
+
+def test_the_range_of_gpus_is_what_is_checked(autopar) -> None:
+    assert "1<=x<=10000000]" in autopar("plan", "--help").out.replace(",", "")
+    outcome = autopar("plan", "--model", "gpt-1.2b", "--gpus", 10_000_001)
+    assert (outcome.code, outcome.out) == (2, "")

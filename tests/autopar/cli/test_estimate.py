@@ -61,9 +61,9 @@ def test_a_refused_strategy_names_the_rule(autopar) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--model", "gpt-1.2b", "--gpus", 8, "--tp", 3), "nearest valid: 6 or 9"),
+        (("--model", "gpt-1.2b", "--gpus", 8, "--tp", 3), "nearest valid: tp=2 or 4, or gpus=6 or 9"),
         (("--model", "gpt-1.2b", "--tp", 2), "the number of GPUs is needed"),
-        ((*FITS, "--dp", 8), "--gpus 16 or --dp 4"),
+        ((*FITS, "--dp", 8), "gpus=16 or dp=4"),
         ((*FITS, "--pipeline-layers", "8,x"), "number of layers"),
         (("absent.json",), "no such file"),
     ],
@@ -114,3 +114,53 @@ def test_explain_shows_every_rule_that_refuses(autopar) -> None:
     assert "refused by" in outcome.out
     assert "num_attention_heads" in outcome.out
     assert autopar("explain", *REFUSED, "--json").document["estimate"] is None
+
+
+def test_a_refused_strategy_is_a_document_too(autopar) -> None:
+    outcome = autopar("estimate", *REFUSED, "--json")
+    assert outcome.code == 1
+    document = outcome.document
+    assert (document["schema_version"], document["fits"], document["smallest_cluster"]) == ("1.0", False, None)
+    assert document["strategy"]["tensor_parallel_size"] == 5
+    assert any("num_attention_heads" in fault["required"] for fault in document["faults"])
+    assert any("num_attention_heads" in line for line in document["reasons"])
+    explained = autopar("explain", *REFUSED, "--json").document
+    assert explained["fits"] is False
+    assert explained["refused_by"] == document["faults"]
+    assert explained["rules"][0] == "heads_divide_tp"
+    assert autopar("explain", *FITS, "--json").document["fits"] is True
+
+
+def test_a_plan_file_of_the_wrong_size_is_told_no_flags(autopar, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    document = json.loads(autopar("plan", "--model", "gpt-1.2b", "--gpus", 8, "--json").out)
+    document["strategy"]["data_parallel_size"] = 3
+    file.write_text(json.dumps(document))
+    outcome = autopar("estimate", file)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "gpus=8" in outcome.err
+    assert "--" not in outcome.err
+
+
+def test_explain_names_the_nearest_valid_batch_and_what_to_run_instead(autopar) -> None:
+    outcome = autopar("explain", "--model", "llama3-8b", "--gpus", 8, "--gbs", 7, "--dp", 8)
+    assert outcome.code == 1
+    assert "0 micro-batches" not in outcome.out
+    assert "does not divide over 8 data-parallel ranks x 1: nearest valid 8" in outcome.out
+    assert "global_batch_divides: data_parallel_size=8: must divide global_batch_size=7" in outcome.out
+    assert "`autopar plan` finds for these GPUs: " in outcome.out
+
+
+def test_explain_says_how_many_gpus_hold_what_never_fits(autopar) -> None:
+    flags = ("--model", "gpt-175b", "--gpus", 8)
+    explained = autopar("explain", *flags, "--tp", 8, "--json").document
+    smallest = autopar("plan", *flags, "--json").document["smallest_cluster"]
+    assert explained["changes"] == []
+    assert f"the fewest of their kind that hold the model: {smallest['num_gpus']} (" in explained["instead"]
+
+
+def test_explain_prints_two_changes_at_once_where_one_does_not_do(autopar) -> None:
+    outcome = autopar("explain", "--model", "gpt-22b", "--gpus", 64, "--gpu", "a100-sxm4-80gb", "--tp", 1)
+    assert outcome.code == 1
+    assert "no single change makes it run; two at once that do" in outcome.out
+    assert ", then " in outcome.out

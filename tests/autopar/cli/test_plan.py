@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,3 +181,46 @@ def test_sizes_that_never_divide_are_told(autopar, flags: tuple[object, ...], me
     outcome = autopar("plan", *flags)
     assert (outcome.code, outcome.out) == (1, "")
     assert message in outcome.err
+
+
+def test_the_answer_no_is_a_document_too(autopar) -> None:
+    flags = ("--model", "gpt-175b", "--gpus", 8)
+    outcome = autopar("plan", *flags, "--json")
+    assert outcome.code == 1
+    document = outcome.document
+    assert (document["schema_version"], document["fits"], document["strategy"]) == ("1.0", False, None)
+    assert "\n".join(document["reasons"]).split() == autopar("plan", *flags).err.removeprefix("error: ").split()
+    needed = [near["peak_memory_bytes"] for near in document["nearest"]]
+    assert needed == sorted(needed)
+    assert needed[0] > 80e9
+    smallest = document["smallest_cluster"]
+    sizes = ("tensor", "pipeline", "context", "data")
+    assert math.prod(smallest["strategy"][f"{name}_parallel_size"] for name in sizes) == smallest["num_gpus"] > 8
+
+
+def test_what_no_cluster_holds_has_null_for_the_smallest(autopar) -> None:
+    document = autopar("plan", *SMALL, "--fix", "dp=3", "--json").document
+    assert document["smallest_cluster"] is None
+    assert document["fits"] is False
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("llama3-8b", 8), ("llama3-8b", 64)])
+def test_figures_of_the_runners_up_stay_on_one_line(autopar, model: str, gpus: int) -> None:
+    lines = autopar("plan", "--model", model, "--gpus", gpus, "--gpu", "gb200-nvl72" if gpus > 8 else "h100").out.splitlines()
+    assert max(map(len, lines)) <= 100
+    start = lines.index("runners-up")
+    end = next(place for place in range(start, len(lines)) if not lines[place])
+    rows = [line for line in lines[start:end] if re.search(r"[0-9] (ms|s) ", line)]
+    assert len(rows) == 4
+    assert all(re.search(r"\S (m?s) +[+-][0-9.]+%( tie)? +[0-9.]+ GiB$", line) for line in rows)
+    words = " ".join(lines[start:end]).split()
+    assert sum(word.startswith("recompute=") for word in words) == 4
+    if gpus > 8:
+        assert "(16 nodes of 4, nvl72-gb200)" in lines[0]
+
+
+def test_a_huge_batch_is_answered(autopar) -> None:
+    document = autopar("plan", "--model", "llama3-8b", "--gpus", 8, "--gbs", 10**8, "--json").document
+    small = autopar("plan", "--model", "llama3-8b", "--gpus", 8, "--gbs", 10**5, "--json").document
+    rates = [each["estimate"]["tokens_per_second_per_gpu"] for each in (document, small)]
+    assert rates[0] == pytest.approx(rates[1], rel=0.01)

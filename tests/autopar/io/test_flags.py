@@ -94,7 +94,7 @@ def test_sizes_that_do_not_make_the_world_size() -> None:
         make_strategy({"tp": 8, "pp": 4}, world_size=100)
     with pytest.raises(InvalidInputError, match=r"gpus=7.*nearest valid: 8$"):
         make_strategy({"tp": 8}, world_size=7)
-    with pytest.raises(InvalidInputError, match=r"= 16 ranks.*--gpus 16 or --dp 4"):
+    with pytest.raises(InvalidInputError, match=r"= 16 ranks.*gpus=16 or dp=4"):
         make_strategy({"tp": 8, "dp": 2}, world_size=32)
     with pytest.raises(InvalidInputError, match="no part of a strategy"):
         make_strategy({"tensor": 8})
