@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ from benchmarks.accuracy.tables import RUN_TABLES
 from .constants import CONSTANTS, NOT_FITTED, TRUST, Constant
 
 TABLES = Path(__file__).parents[1] / "accuracy"
-LEFT_OUT_EVALUATIONS = 10
+LEFT_OUT_EVALUATIONS = 7
 PULL = 0.1
 """Error of one row that a constant may make up for by moving over its whole range."""
 
@@ -183,33 +184,38 @@ def summary(errors: Floats) -> str:
     return f"mean {size.mean():5.1f}  median {np.median(size):5.1f}  p90 {np.quantile(size, 0.9):5.1f}  bias {errors.mean() * 100:+5.1f}"
 
 
-def left_out_report(every: Sequence[Case]) -> dict[str, object]:
-    """Errors with each family, model and device left out in turn, and the constants with the rows each was fitted on.
+def left_out_report(every: Sequence[Case]) -> Iterator[dict[str, object]]:
+    """Errors with each family, then each device, then each model left out in turn, and the constants with the rows each was fitted on.
 
-    A group of rows whose framework is then fitted to nothing keeps the constants of the profile it extends.
+    Yields the report as it grows: the last one is whole. A row whose framework is then fitted to nothing else is left away.
     """
     table: dict[str, dict[str, object]] = {}
+    listed = [_listed(constant, every) for constants in CONSTANTS.values() for constant in constants]
     for key in ("family", "device", "model_name"):
-        cases: list[Case] = []
-        errors: list[float] = []
-        for constants in CONSTANTS.values():
-            mine = rows_of(every, constants)
-            found = left_out(mine, constants, lambda case: str(getattr(case.run, key)))  # noqa: B023
-            cases += [case for case, error in zip(mine, found, strict=True) if not np.isnan(error)]
-            errors += [float(error) for error in found if not np.isnan(error)]
-        names = np.array([str(getattr(case.run, key)) for case in cases])
-        table[key] = {str(name): figures(np.array(errors)[names == name]) for name in np.unique(names)}
-        table[key]["all"] = figures(np.array(errors))
-        print(f"each {key} left out: {summary(np.array(errors))}", flush=True)
-    constants_table = [
-        {
-            "owner": c.owner, "name": c.name, "field": c.field, "value": c.current(), "low": c.low, "high": c.high,
-            "rows": sum(c.applies_to(case) for case in every),
-        }
-        for constants in CONSTANTS.values()
-        for c in constants
-    ]  # fmt: skip
-    return {"by": table, "constants": constants_table, "not_fitted": NOT_FITTED}
+        found = [
+            (mine, left_out(mine, constants, partial(_named, key)))
+            for constants in CONSTANTS.values()
+            if (mine := rows_of(every, constants))
+        ]
+        pairs = [
+            (_named(key, case), float(error))
+            for mine, outside in found
+            for case, error in zip(mine, outside, strict=True)
+            if not np.isnan(error)
+        ]
+        names, errors = np.array([name for name, _ in pairs]), np.array([error for _, error in pairs])
+        table[key] = {str(name): figures(errors[names == name]) for name in np.unique(names)} | {"all": figures(errors)}
+        print(f"each {key} left out: {summary(errors)}", flush=True)
+        yield {"by": table, "constants": listed, "not_fitted": NOT_FITTED}
+
+
+def _named(key: str, case: Case) -> str:
+    return str(getattr(case.run, key))
+
+
+def _listed(constant: Constant, cases: Sequence[Case]) -> dict[str, object]:
+    rows = sum(constant.applies_to(case) for case in cases)
+    return {**asdict(constant), "value": constant.current(), "rows": rows}
 
 
 def rows_of(cases: Sequence[Case], constants: Sequence[Constant]) -> list[Case]:
@@ -239,7 +245,8 @@ def main() -> None:
     arguments = parser.parse_args()
     every = load_cases()
     if arguments.left_out:
-        arguments.left_out.write_text(json.dumps(left_out_report(every), indent=1) + "\n")
+        for report in left_out_report(every):
+            arguments.left_out.write_text(json.dumps(report, indent=1) + "\n")
         return
     for group, constants in CONSTANTS.items():
         if arguments.only and group not in arguments.only:
