@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from autopar.catalog.frameworks import framework, framework_names
-from autopar.catalog.hardware import cluster, cluster_names, device
 from autopar.catalog.links import link_profiles
 from autopar.catalog.models import model as catalog_model
 from autopar.catalog.profiles import hardware_profile
@@ -21,9 +20,11 @@ from autopar.costmodel.spec.errors import AutoparError, InvalidInputError
 from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
 from autopar.costmodel.spec.training import TrainingSpec, precision_named
-from autopar.costmodel.spec.units import GB, GBIT_PER_SECOND
+from autopar.costmodel.spec.units import GB
 from autopar.search.feasibility import faults
 
+from .machines import cluster_of, precision_of
+from .reasons import UnscorableError, known
 from .runs import Run, Skipped
 
 GPT2_VOCABULARY = 50257
@@ -43,10 +44,6 @@ class Case:
     memory_is_allocated: bool
     """The measured peak counts tensors alone (the allocator's figure), not what the driver saw."""
     notes: tuple[str, ...]
-
-
-class UnscorableError(Exception):
-    """The reason why a row cannot be scored."""
 
 
 _FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -105,11 +102,9 @@ def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Ca
     _require(run)
     spec = model or _model(run, notes)
     profile = framework(framework_profile_id(run.framework)) if run.framework else framework("megatron-core")
-    machines = machines or _cluster(run, notes)
-    precision = precision_named(_precision(run, machines, notes))
-    training = TrainingSpec(
-        global_batch_size=_known(run.global_batch_size), sequence_length=_known(run.sequence_length), precision=precision
-    )
+    machines = machines or cluster_of(run, notes)
+    precision = precision_named(precision_of(run, machines, notes))
+    training = TrainingSpec(global_batch_size=known(run.global_batch_size), sequence_length=known(run.sequence_length), precision=precision)
     problem = Problem(
         model=spec,
         cluster=machines,
@@ -160,12 +155,6 @@ def _whole_batch(run: Run) -> int | None:
     if sharded and ranks and run.global_batch_size and run.global_batch_size % ranks == 0:
         return run.global_batch_size // ranks
     return None
-
-
-def _known(value: int | None) -> int:
-    if value is None:
-        raise UnscorableError("a size is not stated")
-    return value
 
 
 def _measured_seconds(run: Run) -> float | None:
@@ -227,7 +216,7 @@ def _agrees(spec: ModelSpec, run: Run) -> bool:
 
 
 def _model_of_columns(run: Run, notes: list[str]) -> ModelSpec:
-    layers, hidden = _known(run.num_layers), _known(run.hidden_size)
+    layers, hidden = known(run.num_layers), known(run.hidden_size)
     gated = bool(run.gated_mlp)
     heads = run.num_attention_heads
     if heads is None:
@@ -259,7 +248,7 @@ def _model_of_columns(run: Run, notes: list[str]) -> ModelSpec:
         head_dim=run.head_dim or max(hidden // heads, 1),
         ffn_hidden_size=ffn,
         vocab_size=vocab,
-        max_position_embeddings=_known(run.sequence_length),
+        max_position_embeddings=known(run.sequence_length),
         gated_mlp=gated,
         norm=Norm.RMS_NORM if gated else Norm.LAYER_NORM,
         position_embedding=PositionEmbedding.ROTARY if gated else PositionEmbedding.LEARNED,
@@ -271,80 +260,17 @@ def _model_of_columns(run: Run, notes: list[str]) -> ModelSpec:
     )
 
 
-# -- machines ---------------------------------------------------------------------------------------
-
-_NAMED_NETWORKS: tuple[tuple[str, str], ...] = (
-    (r"selene", "selene"),
-    (r"omni-?path.*shared|opa.*shared", "jean-zay-v100"),
-    (r"omni-?path|opa100", "jean-zay-a100"),
-    (r"inter_node_bandwidth 800", "vtrain-a100"),
-    (r"1600 gb/s.*roce", "oci-bm-a100"),
-    (r"4x100gb roce", "internevo-a100"),
-    (r"tcpxo", "gcp-a3-mega"),
-)
-
-
-def _cluster(run: Run, notes: list[str]) -> ClusterSpec:
-    """The cluster that the row's columns name, else the one its device usually comes in, resized to its network."""
-    count = _known(run.num_gpus)
-    part = device(run.device)
-    if run.cluster:
-        return cluster(run.cluster, count, device=part)
-    text = run.interconnect_inter
-    name = next((known for pattern, known in _NAMED_NETWORKS if re.search(pattern, text, re.IGNORECASE)), "")
-    if not name and "vtrain" in run.framework.lower():
-        name = "vtrain-a100"
-    if name not in cluster_names():
-        name = part.default_cluster
-        if not text:
-            notes.append(f"interconnect taken as {name}'s")
-    machines = cluster(name, count, device=part)
-    return _with_network(machines, text, run.gpus_per_node)
-
-
-def _with_network(machines: ClusterSpec, text: str, gpus_per_node: int | None) -> ClusterSpec:
-    """``machines`` with the node bandwidth that the text states (``8x400Gb/s``, ``800 Gb/s per node``)."""
-    if len(machines.tiers) < 2:
-        return machines
-    per_node = None
-    if adapters := re.findall(r"(\d+)\s*x[^,;]*?(\d+)\s*gb", text, re.IGNORECASE):
-        per_node = max(int(count) * int(rate) for count, rate in adapters) * GBIT_PER_SECOND
-    elif found := re.search(r"(\d+)\s*gb/s\S* (node|per node)", text, re.IGNORECASE):
-        per_node = int(found[1]) * GBIT_PER_SECOND
-    elif found := re.search(r"(\d+)\s*gb/s.*per gpu", text, re.IGNORECASE):
-        per_node = int(found[1]) * GBIT_PER_SECOND * (gpus_per_node or machines.gpus_per_node)
-    elif found := re.fullmatch(r"(\d+)\s*gb/s", text, re.IGNORECASE):
-        per_node = int(found[1]) * GBIT_PER_SECOND
-    if per_node is None:
-        return machines
-    network = replace(machines.network_tier, bandwidth=per_node / machines.gpus_per_node)
-    return replace(machines, tiers=(*machines.tiers[:-1], network))
-
-
-def _precision(run: Run, machines: ClusterSpec, notes: list[str]) -> str:
-    text = run.precision.lower()
-    for name in ("amp-bf16", "pure-bf16", "mxfp8", "nvfp4", "fp8", "bf16", "fp16", "tf32", "fp32"):
-        if name in text:
-            return name
-    if text:
-        raise UnscorableError(f"precision={run.precision!r} is not known; for example bf16, fp16, fp8")
-    peaks = machines.device.peak_flops
-    older = "bf16" not in peaks or run.device.startswith("a100")
-    notes.append(f"precision taken as {'fp16' if older else 'bf16'}")
-    return "fp16" if older else "bf16"
-
-
 # -- strategy ---------------------------------------------------------------------------------------
 
 
 def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
-    tp, pp = _known(run.tensor_parallel_size), _known(run.pipeline_parallel_size)
+    tp, pp = known(run.tensor_parallel_size), known(run.pipeline_parallel_size)
     cp = run.context_parallel_size or 1
-    count = _known(run.num_gpus)
+    count = known(run.num_gpus)
     dp = run.data_parallel_size or max(count // max(tp * pp * cp, 1), 1)
     if tp * pp * cp * dp != count:
         raise UnscorableError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is {tp * pp * cp * dp}, not num_gpus={count}")
-    micro = run.micro_batch_size or _known(_whole_batch(run))
+    micro = run.micro_batch_size or known(_whole_batch(run))
     if problem.framework.id == "torchtitan" and pp > 1:
         notes.append("micro-batch taken as 1: torchtitan states a pipeline's local batch, which it splits")
         micro = 1
