@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,8 +19,29 @@ STRATEGY_NAMES = (
     "tp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp", "mbs", "zero", "sp", "recompute", "recompute_layers", "schedule",
 )  # fmt: skip
 
-COUNT = click.IntRange(1, 10**9)
-GPUS = click.IntRange(1, 10_000_000)
+_DIGITS = re.compile(r"\d+|\d{1,3}([,_]\d{3})+", re.ASCII)
+
+
+class WholeNumber(click.IntRange):
+    """A whole number from ``low`` to ``high``; digits may be grouped, as in "1,024" or "1_024"."""
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__(low, high)
+        self._low, self._high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Raises:
+        click.BadParameter: ``value`` is no such number.
+        """
+        text = str(value).strip()
+        number = int(re.sub("[,_]", "", text)) if _DIGITS.fullmatch(text) else None
+        if number is None or not self._low <= number <= self._high:
+            self.fail(f"{text!r} is not a whole number from {self._low:,} to {self._high:,}.", param, ctx)
+        return number
+
+
+COUNT = WholeNumber(1, 10**9)
+GPUS = WholeNumber(1, 10_000_000)
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "dualpipe")
 
 
@@ -90,7 +112,7 @@ def strategy_options() -> Callable[[F], F]:
             click.option("--etp", type=COUNT, metavar="N", help="Tensor parallel size inside an expert."),
             click.option("--mbs", type=COUNT, metavar="N", help="Micro-batch size."),
             click.option(
-                "--zero-stage", "zero", type=click.IntRange(0, 3), metavar="0-3", help="What data parallel ranks share out.  [default: 1]",
+                "--zero-stage", "zero", type=WholeNumber(0, 3), metavar="0-3", help="What data parallel ranks share out.  [default: 1]",
             ),
             click.option(
                 "--sequence-parallel/--no-sequence-parallel", "sp", default=None, help="Megatron's, on the TP group.  [default: with TP]",
@@ -99,7 +121,7 @@ def strategy_options() -> Callable[[F], F]:
                 "--recompute", type=click.Choice(("none", "selective", "full")), help="Activations computed again in the backward pass.",
             ),
             click.option(
-                "--num-recompute-layers", "recompute_layers", type=click.IntRange(0, 10**6), metavar="N",
+                "--num-recompute-layers", "recompute_layers", type=WholeNumber(0, 10**6), metavar="N",
                 help="Layers of each pipeline rank that full recompute covers.  [default: all]",
             ),
             click.option("--schedule", type=click.Choice(SCHEDULES), help="Pipeline schedule.  [default: 1f1b, interleaved with --vpp]"),

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .app import EXIT_INTERRUPTED
-from .options import given_inputs, input_options, json_option
+from .options import WholeNumber, given_inputs, input_options, json_option
 
 EPILOG = """\b
 Examples:
@@ -50,9 +50,7 @@ class SeveralValues(click.Command):
 @click.option("--max", "maximum", multiple=True, metavar="NAME=N", help="No more than this, e.g. tp=8.")
 @click.option("--min", "minimum", multiple=True, metavar="NAME=N", help="No less than this, e.g. pp=2.")
 @click.option("--forbid", multiple=True, metavar="NAME", help="Leave this technique out, e.g. cp.")
-@click.option(
-    "--top", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="K", help="Strategies reported, the best included."
-)
+@click.option("--top", type=WholeNumber(1, 1000), default=5, show_default=True, metavar="K", help="Strategies reported, the best included.")
 @click.option("--output", "-o", metavar="FILE", help="Write the plan file here.")
 @json_option
 @click.pass_context

@@ -14,6 +14,7 @@ import pytest
 import autopar as package
 from autopar.cli import app
 from autopar.cli.app import COMMANDS, cli
+from autopar.cli.options import WholeNumber
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, UnavailableError
 
 ROOT = Path(__file__).parents[3]
@@ -44,8 +45,9 @@ def test_commands_are_the_modules_of_the_folder() -> None:
     [
         (["plna"], "No such command 'plna'"),
         (["plan"], "Missing option '--model'"),
-        (["plan", "--model", "gpt-175b", "--gpus", "many"], "'many' is not a valid integer"),
-        (["plan", "--model", "gpt-175b", "--gpus", "0"], "0 is not in the range"),
+        (["plan", "--model", "gpt-175b", "--gpus", "many"], "'many' is not a whole number from 1 to 10,000,000"),
+        (["plan", "--model", "gpt-175b", "--gpus", "0"], "'0' is not a whole number from 1 to"),
+        (["plan", "--model", "gpt-175b", "--gpus", "1,5"], "'1,5' is not a whole number"),
         (["plan", "--model", "gpt-175b", "--gppus", "8"], "No such option"),
         (["estimate"], "give --model, or a plan file"),
         (["estimate", "p.json", "--tp", "8"], "leave out --tp"),
@@ -59,6 +61,11 @@ def test_bad_usage_is_one_message_and_code_2(autopar, arguments: list[str], mess
     assert outcome.err.startswith("error: ")
     assert message in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "number"), [("8", 8), ("1,024", 1024), ("1_000_000", 1_000_000), (8, 8)])
+def test_whole_numbers_may_be_grouped(text: str | int, number: int) -> None:
+    assert WholeNumber(1, 10**6).convert(text, None, None) == number
 
 
 @pytest.mark.parametrize(
