@@ -50,7 +50,14 @@ def read_model(path: Path) -> ModelSpec:
         faults = error.faults
     except (OSError, ValueError) as error:
         faults = (Fault(field="$", given="", required=f"cannot be read: {getattr(error, 'strerror', None) or error}"),)
-    raise InvalidInputError([replace(fault, field=f"{_short(file)}: {fault.field}") for fault in faults])
+    raise InvalidInputError([_in_file(file, fault) for fault in faults])
+
+
+def _in_file(file: Path, fault: Fault) -> Fault:
+    where = _short(file)
+    if fault.field != "$":
+        return replace(fault, field=f"{where}: {fault.field}")
+    return replace(fault, field=where, given="", required=f"{fault.given}: {fault.required}" if fault.given else fault.required)
 
 
 def model_from_config(config: Mapping[str, object], *, name: str) -> ModelSpec:

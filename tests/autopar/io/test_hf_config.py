@@ -274,6 +274,15 @@ def test_no_such_file(tmp_path: Path) -> None:
             read_model(path)
 
 
+@pytest.mark.parametrize(("text", "message"), [("[1]", "[1]: must be a JSON object"), ("{,", "line 1 column 2: not JSON: ")])
+def test_a_fault_of_the_whole_file_names_the_file_alone(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(InvalidInputError) as caught:
+        read_model(file)
+    assert str(caught.value).startswith(f"{file}: {message}")
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this system")
 def test_what_is_not_a_file_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
