@@ -11,14 +11,17 @@ Examples:
 
 
 @click.command("schema", epilog=EPILOG)
-@click.argument("kind", type=click.Choice(("plan", "estimate", "profile")))
+@click.argument("kind", type=click.Choice(("plan", "estimate", "profile", "no-plan")))
 def command(kind: str) -> None:
-    """Print the JSON Schema of a plan file, of the result of estimate, or of a profile file."""
+    """Print the JSON Schema of a plan file, of the result of estimate, of a profile
+    file, or of what --json prints where no strategy fits.
+    """
     from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.estimate import Estimate
     from autopar.costmodel.spec.plan import Plan
     from autopar.io.codec import json_schema
+    from autopar.no_plan import NoPlan
 
     from .output import print_json
 
-    print_json(json_schema({"plan": Plan, "estimate": Estimate, "profile": Calibration}[kind]))
+    print_json(json_schema({"plan": Plan, "estimate": Estimate, "profile": Calibration, "no-plan": NoPlan}[kind]))

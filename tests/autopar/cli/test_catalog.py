@@ -11,6 +11,8 @@ from autopar.cli import doctor
 from autopar.cli.catalog import KINDS as KINDS_OF_THE_COMMAND
 from autopar.cli.options import SCHEDULES
 from autopar.costmodel.spec.strategy import PipelineSchedule
+from autopar.io.codec import from_json_as, to_json
+from autopar.no_plan import NoPlan
 from autopar.report.catalog import entry_report
 
 
@@ -61,6 +63,17 @@ def test_schema_is_closed_and_complete(autopar) -> None:
     assert set(schema["required"]) == {"strategy", "estimate", "inputs", "search", "alternatives", "autopar_version"}
     assert all(kind.get("additionalProperties") is False for kind in schema["$defs"].values() if kind["type"] == "object")
     assert "step_time_seconds" in autopar("schema", "estimate").document["required"]
+
+
+def test_the_no_plan_document_is_the_one_of_its_schema(autopar) -> None:
+    schema = autopar("schema", "no-plan").document
+    answer = autopar("plan", "--model", "mixtral-8x7b", "--gpus", "1", "--json")
+    assert answer.code == 1
+    assert set(answer.document) == set(schema["properties"])
+    read = from_json_as(NoPlan, answer.out)
+    assert to_json(read) == answer.out
+    assert read.smallest_cluster is not None
+    assert read.smallest_cluster.num_gpus > 1
 
 
 def test_doctor_is_ready_here(autopar) -> None:
