@@ -17,7 +17,7 @@ from typing import Any
 from autopar.accuracy import view
 from autopar.accuracy.page import points_by
 from autopar.accuracy.scatter import by_size, scatter
-from autopar.accuracy.score import Accuracy, comparable_set
+from autopar.accuracy.score import RECOMPUTE_ASSUMED, Accuracy, comparable_set
 from autopar.costmodel.spec.units import format_seconds
 from autopar.io.files import write_text
 
@@ -183,11 +183,14 @@ def _memory(accuracy: Accuracy) -> list[str]:
     rows = ((name, *view.error_row(summary)) for name, summary in accuracy.memory_groups["family"].items())
     pairs = list(zip(accuracy.cases, accuracy.predictions, strict=True))
     ran = Counter(case.run.family for case, prediction in pairs if prediction.ran_out_of_memory is False)
-    refused = Counter(
-        case.run.family for case, prediction in pairs if prediction.ran_out_of_memory is False and not prediction.predicted_fits
-    )
+    wrong = [(case, prediction) for case, prediction in pairs if prediction.ran_out_of_memory is False and not prediction.predicted_fits]
+    refused = Counter(case.run.family for case, _ in wrong)
+    unstated = sum(any(note.startswith(RECOMPUTE_ASSUMED) for note in prediction.notes) for _, prediction in wrong)
     counts = ", ".join(f"{family} {count} of {ran[family]}" for family, count in refused.most_common())
-    text = f"Runs that ran though said not to fit, by family: {counts or 'none'}."
+    text = (
+        f"Runs that ran though said not to fit, by family: {counts or 'none'}. Of these {len(wrong)}, {unstated} do not state what they "
+        "recompute, or offload, and are taken to keep all activations; they are not counted in the verdict at the top."
+    )
     return ["## Peak memory by family", "", *markdown(("family", *view.ERROR_COLUMNS), rows), text, ""]
 
 
