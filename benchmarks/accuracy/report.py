@@ -106,13 +106,9 @@ def _overall(accuracy: Accuracy) -> list[str]:
 
 
 def _left_out_error(target: Target, left_out: Mapping[str, Any] | None) -> float | None:
-    """Mean error with the target's families left out of the fit, weighted by rows; None where not computed or of part of a family."""
-    table = (left_out or {}).get("by", {}).get("family", {})
-    found = [table[family] for family in target.families if family in table]
-    rows = sum(each["rows"] for each in found)
-    return (
-        None if not rows or target.choose is not None else float(sum(each["mean_absolute_error"] * each["rows"] for each in found) / rows)
-    )
+    """Mean error of the target's rows, each with its family left out of the fit; None where not computed."""
+    found = (left_out or {}).get("targets", {}).get(target.name)
+    return None if found is None else float(found["mean_absolute_error"])
 
 
 def _targets(accuracy: Accuracy, left_out: Mapping[str, Any] | None, causes: Mapping[str, Any]) -> list[str]:

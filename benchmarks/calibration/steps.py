@@ -33,6 +33,7 @@ from autopar.costmodel.compute import DeviceColumns
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.step import evaluate
 from benchmarks.accuracy.tables import RUN_TABLES
+from benchmarks.accuracy.targets import TIME_TARGETS
 
 from .constants import CONSTANTS, NOT_FITTED, TRUST, Constant
 
@@ -189,7 +190,8 @@ def left_out_report(every: Sequence[Case]) -> Iterator[dict[str, object]]:
 
     Yields the report as it grows: the last one is whole. A row whose framework is then fitted to nothing else is left away.
     """
-    table: dict[str, dict[str, object]] = {}
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    targets: dict[str, dict[str, float]] = {}
     listed = [_listed(constant, every) for constants in CONSTANTS.values() for constant in constants]
     for key in ("family", "device", "model_name"):
         found = [
@@ -197,16 +199,18 @@ def left_out_report(every: Sequence[Case]) -> Iterator[dict[str, object]]:
             for constants in CONSTANTS.values()
             if (mine := rows_of(every, constants))
         ]
-        pairs = [
-            (_named(key, case), float(error))
-            for mine, outside in found
-            for case, error in zip(mine, outside, strict=True)
-            if not np.isnan(error)
-        ]
-        names, errors = np.array([name for name, _ in pairs]), np.array([error for _, error in pairs])
+        pairs = [(case, error) for mine, outside in found for case, error in zip(mine, outside, strict=True) if not np.isnan(error)]
+        names, errors = np.array([_named(key, case) for case, _ in pairs]), np.array([error for _, error in pairs])
         table[key] = {str(name): figures(errors[names == name]) for name in np.unique(names)} | {"all": figures(errors)}
         print(f"each {key} left out: {summary(errors)}", flush=True)
-        yield {"by": table, "constants": listed, "not_fitted": NOT_FITTED}
+        if key == "family":
+            targets = _by_target(pairs)
+        yield {"by": table, "targets": targets, "constants": listed, "not_fitted": NOT_FITTED}
+
+
+def _by_target(pairs: Sequence[tuple[Case, float]]) -> dict[str, dict[str, float]]:
+    held = {target.name: [error for case, error in pairs if target.holds(case)] for target in TIME_TARGETS}
+    return {name: figures(np.array(errors)) for name, errors in held.items() if errors}
 
 
 def _named(key: str, case: Case) -> str:

@@ -52,7 +52,8 @@ def test_the_page_is_written_whole(accuracy: Accuracy, monkeypatch: pytest.Monke
     left_out, causes = tmp_path / "left_out.json", tmp_path / "causes.toml"
     group = {"rows": 4, "mean_absolute_error": 0.987, "median_absolute_error": 0.9, "p90_absolute_error": 1.0, "bias": -0.5}
     constant = {"owner": "framework", "name": "megatron-2022", "field": "data_overlap", "value": 0.5, "low": 0, "high": 1, "rows": 9}
-    left_out.write_text(json.dumps({"by": {"family": {"paper-kort": group}}, "constants": [constant]}))
+    targets = {"Korthikanti 2022, table 5": group}
+    left_out.write_text(json.dumps({"by": {"family": {"paper-kort": group}}, "targets": targets, "constants": [constant]}))
     causes.write_text('paper-kort = "the moon was full"\n')
     for name, value in {"DOCS": tmp_path, "LEFT_OUT": left_out, "CAUSES": causes}.items():
         monkeypatch.setattr(report, name, value)
