@@ -30,6 +30,7 @@ from .terms import PARTS, family_terms, largest_terms
 
 WORST = 20
 DOCS = ROOT / "docs"
+LEFT_OUT_KEYS = ("family", "device", "model_name")
 LEFT_OUT, CAUSES = FOLDER / "left_out.json", FOLDER / "causes.toml"
 PEERS = (
     ("Korthikanti table 5", "paper-kort", (("Calculon", 0.0365), ("SimuMax", 0.026))),
@@ -162,6 +163,11 @@ def _left_out(left_out: Mapping[str, Any] | None) -> list[str]:
             for name, each in groups.items()
         )
         lines += markdown((f"{by} left out", "rows", "mean", "bias"), rows)
+    if missing := [key for key in LEFT_OUT_KEYS if key not in left_out.get("by", {})]:
+        lines += [
+            f"Not computed yet: each {', each '.join(missing)} left out (`benchmarks.calibration.steps --left-out`, an hour of fits).",
+            "",
+        ]
     constants = left_out.get("constants", [])
     lines += [f"Fitted constants: {len(constants)}.", ""]
     cells = (
