@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autopar.costmodel.spec.errors import InvalidInputError
+from autopar.costmodel.spec.units import GIB
 
 from .codec import load_json
 from .logs import Fact, Parsed, Step, dotted_settings, flag, known, whole
@@ -29,7 +30,7 @@ def read(lines: Sequence[str]) -> Parsed | None:
     steps = _pipeline_steps(lines) or _throughput_steps(lines, whole(settings.get("train_batch_size"))) or _timed_steps(lines)
     if not steps:
         return None
-    peak = [float(match[1]) * 2**30 for line in lines if (match := _PEAK.search(line))]
+    peak = [float(match[1]) * GIB for line in lines if (match := _PEAK.search(line))]
     return Parsed(facts=facts, steps=steps, peak_memory_bytes=max(peak, default=None))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autopar.costmodel.spec.errors import InvalidInputError
+from autopar.costmodel.spec.units import GIB
 
 from .codec import load_json
 from .logs import Fact, Parsed, Step, known
@@ -46,7 +47,7 @@ def read(lines: Sequence[str]) -> Parsed | None:
     facts = _configuration(lines) | _mesh(lines) | _start(lines) | _others(lines)
     tokens = _tokens_per_gpu(facts)
     steps = tuple(Step(number=int(match[1]), seconds=_seconds(tokens, match[2])) for match in found)
-    memory = [float(match[1]) * 2**30 for line in lines if (match := _MEMORY.search(line))]
+    memory = [float(match[1]) * GIB for line in lines if (match := _MEMORY.search(line))]
     return Parsed(facts={"framework": "torchtitan"} | facts, steps=steps, peak_memory_bytes=max(memory, default=None))
 
 

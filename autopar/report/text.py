@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autopar.costmodel.spec.estimate import Estimate, StageEstimate
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
-from autopar.costmodel.spec.units import TERA, format_bytes, format_count, format_seconds
+from autopar.costmodel.spec.units import GIB, TERA, format_bytes, format_count, format_seconds
 
 from .tables import bullet_list, field_table, plain_table, share_bar, wrapped_table
 
@@ -224,4 +224,4 @@ def _layers_text(stage: StageEstimate) -> str:
 
 
 def _gib(value: float) -> str:
-    return f"{value / 2**30:.2f}"
+    return f"{value / GIB:.2f}"

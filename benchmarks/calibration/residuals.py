@@ -16,16 +16,15 @@ from itertools import combinations
 import numpy as np
 
 from autopar.accuracy.cases import Case, case_of
-from autopar.accuracy.runs import read_runs
 from autopar.accuracy.score import comparable_set, predict
 from autopar.catalog.residuals import FILE, dump_residuals
 from autopar.costmodel.columns import Bools, Floats
 from autopar.costmodel.intervals import FEWEST, bounds, regime_of, resolvable_gap, sample
 from autopar.costmodel.spec.residuals import Regime, ResidualGroup, ResidualTable
-from benchmarks.accuracy.tables import RUN_TABLES
+from benchmarks.accuracy.tables import shipped_runs
 
 from .constants import CONSTANTS
-from .steps import TABLES, left_out
+from .steps import frameworks_of, left_out
 
 SMALLEST_MEASURED_GAP = 0.01
 """Measured steps closer than this are not in any order: it is what repeating a run changes."""
@@ -33,8 +32,7 @@ SMALLEST_MEASURED_GAP = 0.01
 
 def load_cases() -> list[Case]:
     """Every scorable row of the shipped tables, with a step time or a peak memory."""
-    runs = [run for name in RUN_TABLES for run in read_runs(TABLES / name)[0]]
-    return [case for run in runs if isinstance(case := case_of(run), Case)]
+    return [case for run in shipped_runs()[0] if isinstance(case := case_of(run), Case)]
 
 
 def step_residuals(cases: Sequence[Case], leave_out: str) -> Floats:
@@ -44,7 +42,7 @@ def step_residuals(cases: Sequence[Case], leave_out: str) -> Floats:
         return found
     refitted = 0
     for constants in CONSTANTS.values():
-        frameworks = {constant.name for constant in constants if constant.owner == "framework"}
+        frameworks = frameworks_of(constants)
         mine = [i for i, case in enumerate(cases) if case.problem.framework.id in frameworks and case.measured_seconds]
         if not mine:
             continue

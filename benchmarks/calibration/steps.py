@@ -23,7 +23,6 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from autopar.accuracy.cases import Case, case_of
-from autopar.accuracy.runs import read_runs
 from autopar.catalog.frameworks import FOLDER
 from autopar.catalog.hardware import device
 from autopar.catalog.profiles import FOLDER as PROFILES
@@ -32,12 +31,11 @@ from autopar.costmodel.columns import Bools, Floats, StrategyColumns
 from autopar.costmodel.compute import DeviceColumns
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.step import evaluate
-from benchmarks.accuracy.tables import RUN_TABLES
+from benchmarks.accuracy.tables import shipped_runs
 from benchmarks.accuracy.targets import TIME_TARGETS
 
 from .constants import CONSTANTS, NOT_FITTED, TRUST, Constant
 
-TABLES = Path(__file__).parents[1] / "accuracy"
 LEFT_OUT_EVALUATIONS = 7
 PULL = 0.1
 """Error of one row that a constant may make up for by moving over its whole range."""
@@ -45,7 +43,7 @@ PULL = 0.1
 
 def load_cases() -> list[Case]:
     """Every scorable row of the shipped tables that has a step time."""
-    runs = [run for name in RUN_TABLES for run in read_runs(TABLES / name)[0] if run.family not in NOT_FITTED]
+    runs = [run for run in shipped_runs()[0] if run.family not in NOT_FITTED]
     return [case for run in runs if isinstance(case := case_of(run), Case) and case.measured_seconds]
 
 
@@ -222,9 +220,14 @@ def _listed(constant: Constant, cases: Sequence[Case]) -> dict[str, object]:
     return {**asdict(constant), "value": constant.current(), "rows": rows}
 
 
+def frameworks_of(constants: Sequence[Constant]) -> frozenset[str]:
+    """The frameworks that own any of ``constants``."""
+    return frozenset(constant.name for constant in constants if constant.owner == "framework")
+
+
 def rows_of(cases: Sequence[Case], constants: Sequence[Constant]) -> list[Case]:
     """The rows of the frameworks that ``constants`` belong to."""
-    owners = {constant.name for constant in constants if constant.owner == "framework"}
+    owners = frameworks_of(constants)
     return [case for case in cases if case.problem.framework.id in owners]
 
 

@@ -9,10 +9,12 @@ from functools import cache
 from typing import Any
 
 import autopar
+from autopar.accuracy import view
 from autopar.api import build_problem
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.estimate import Estimate
 from autopar.costmodel.spec.strategy import Strategy
+from autopar.costmodel.spec.units import GIB
 from autopar.search import Constraints, search
 
 
@@ -122,11 +124,12 @@ def _best(
 
 
 def percent(value: float) -> str:
-    return f"{value:+.1%}".replace("%", " %")
+    """A change, signed."""
+    return view.percent(value, signed=True)
 
 
 def gibibytes(value: float) -> str:
-    return f"{value / 2**30:.1f} GiB"
+    return f"{value / GIB:.1f} GiB"
 
 
 def join(parts: list[str]) -> str:
