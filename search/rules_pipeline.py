@@ -12,7 +12,7 @@ from autopar.costmodel.columns import Bools, StrategyColumns
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.schedule import schedule_faults
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, balanced_layers
+from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, balanced_layers, split_text
 
 from .rule import Rule, accepted_values, divisors, everything, nearest
 
@@ -235,6 +235,39 @@ def _explain_recomputed_layers(problem: Problem, strategy: Strategy) -> Fault:
     return Fault(field="num_recompute_layers", given=given, required=f"a pipeline rank holds {most} layers", fix=f"nearest valid: {most}")
 
 
+def _stage_recompute(problem: Problem, columns: StrategyColumns) -> Bools:
+    """Recomputation counted stage by stage goes with recompute=full, one count a virtual stage, none above its layers."""
+    accepted = everything(columns)
+    for row in np.flatnonzero(columns.recompute_split).tolist():
+        accepted[row] = not _stage_recompute_faults(problem, columns.strategy(row))
+    return accepted
+
+
+def _stage_recompute_faults(problem: Problem, strategy: Strategy) -> list[tuple[str, str]]:
+    """What is required of ``stage_recompute_layers`` and is not so, with the change that mends it."""
+    counts, stages = strategy.stage_recompute_layers, strategy.num_virtual_stages
+    if not problem.framework.recompute_by_stage:
+        return [(f"{problem.framework.name} recomputes as many layers on every stage", "leave it out and set num_recompute_layers")]
+    if strategy.recompute is not Recompute.FULL:
+        return [(f"counts layers of recompute=full, and recompute is {strategy.recompute.value}", "recompute=full")]
+    if strategy.num_recompute_layers:
+        return [(f"stands in the place of num_recompute_layers, which is {strategy.num_recompute_layers}", "num_recompute_layers=0")]
+    if len(counts) != stages:
+        return [(f"must be {stages} entries, one a virtual stage; these are {len(counts)}", "")]
+    if problem.model.num_layers % stages and not strategy.pipeline_layers:
+        return [("goes with an explicit pipeline_layers where the layers do not divide", "give pipeline_layers")]
+    layers = strategy.pipeline_layers or (problem.model.num_layers // stages,) * stages
+    most = [min(count, held) for count, held in zip(counts, layers, strict=False)]
+    if list(counts) != most or min(counts) < 0:
+        return [(f"no entry may exceed the layers of its stage, {split_text(layers)}", f"for example {split_text(most)}")]
+    return []
+
+
+def _explain_stage_recompute(problem: Problem, strategy: Strategy) -> Fault:
+    ((required, fix),) = _stage_recompute_faults(problem, strategy)
+    return Fault(field="stage_recompute_layers", given=split_text(strategy.stage_recompute_layers), required=required, fix=fix)
+
+
 PIPELINE_RULES: tuple[Rule, ...] = tuple(
     Rule(name=name, reads=frozenset(reads.split()), mask=mask, explain=explain)
     for name, reads, mask, explain in (
@@ -265,6 +298,12 @@ PIPELINE_RULES: tuple[Rule, ...] = tuple(
             "pipeline_parallel_size recompute num_recompute_layers",
             _recomputed_layers,
             _explain_recomputed_layers,
+        ),
+        (
+            "recomputed_stages",
+            "pipeline_parallel_size virtual_pipeline_stages recompute num_recompute_layers",
+            _stage_recompute,
+            _explain_stage_recompute,
         ),
     )
 )

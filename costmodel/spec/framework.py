@@ -123,4 +123,6 @@ class ExecutionProfile:
     kv_heads_may_replicate: bool
     expert_tensor_parallel: bool
     sequence_parallel: bool
+    recompute_by_stage: bool
+    """Each virtual stage can recompute a number of layers of its own; else they all recompute as many."""
     source: str

@@ -61,6 +61,8 @@ class Strategy:
     num_recompute_layers: int = 0
     """Layers of each pipeline rank that ``recompute=full`` covers; 0: all of them."""
     pipeline_layers: tuple[int, ...] = ()
+    stage_recompute_layers: tuple[int, ...] = ()
+    """Layers of each virtual stage that ``recompute=full`` covers, in model order; empty: ``num_recompute_layers`` on every rank."""
 
     def __post_init__(self) -> None:
         at_least_one = [f.name for f in fields(self) if f.name.endswith("_size") or f.name == "virtual_pipeline_stages"]
@@ -104,7 +106,9 @@ class Strategy:
         if self.pipeline_layers:
             parts.append(f"layers={split_text(self.pipeline_layers)}")
         recompute = self.recompute.value
-        if self.recompute is Recompute.FULL and self.num_recompute_layers:
+        if self.stage_recompute_layers:
+            recompute += f"(layers={split_text(self.stage_recompute_layers)})"
+        elif self.recompute is Recompute.FULL and self.num_recompute_layers:
             recompute += f"({self.num_recompute_layers} layer{'' if self.num_recompute_layers == 1 else 's'})"
         return " ".join([*parts, f"recompute={recompute}"])
 
