@@ -95,9 +95,14 @@ def segments(budget: StageBudget) -> Segments:
 def segments_alike(budget: StageBudget, asked: int) -> Segments:
     """Every segment with the same ``share`` of its layers recomputed: ``asked`` of the mean number a rank has, at most all."""
     load = _every_run(budget)
-    recomputed = load.counts * min(asked * budget.num_holders / budget.num_layers, 1.0)
+    recomputed = _share(load.counts, budget, asked)
     fits = (load.counts > 0) & (load.bytes_with(recomputed) <= budget.capacity_bytes)
     return Segments(seconds=np.where(fits, load.seconds_with(recomputed), np.inf), recomputed=np.zeros_like(load.counts) + asked)
+
+
+def _share(counts: Ints, budget: StageBudget, asked: int) -> Floats:
+    """Of ``counts`` layers, those recomputed where each rank is asked to recompute ``asked``: the same share on all."""
+    return counts.astype(np.float64) * min(asked * budget.num_holders / budget.num_layers, 1.0)
 
 
 def _every_run(budget: StageBudget) -> Load:
@@ -210,7 +215,7 @@ def _rank_seconds(budget: StageBudget, layers: Floats, asked: int | None) -> tup
     if asked is None:
         recomputed = load.fewest_recomputed(budget.capacity_bytes)
         return np.where(recomputed <= load.counts, load.seconds_with(recomputed), np.inf), recomputed
-    share = load.counts * min(asked * budget.num_holders / budget.num_layers, 1.0)
+    share = _share(load.counts, budget, asked)
     fits = load.bytes_with(share) <= budget.capacity_bytes
     return np.where(fits, load.seconds_with(share), np.inf), np.zeros_like(load.counts) + asked
 

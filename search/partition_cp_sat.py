@@ -20,6 +20,8 @@ from autopar.costmodel.stage_budget import StageBudget
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, CpSolver, IntVar, LinearExpr
 
+    Whole = LinearExpr | IntVar | int
+
 _UNITS = 1_000_000
 """Seconds and bytes are whole numbers of the largest over this; rounded such that nothing that fits is excluded and no time overstated."""
 _SEED = 0
@@ -87,7 +89,7 @@ class _Placement:
         before = budget.kinds_before()
         cuts: list[IntVar | int] = [0, *(model.new_int_var(1, layers - 1, f"cut{stage}") for stage in range(1, stages)), layers]
         self._cuts = cuts
-        self._by_kind: list[list[LinearExpr | IntVar | int]] = []
+        self._by_kind: list[list[Whole]] = []
         until: list[list[IntVar | int]] = [self._kinds_until(cut, before) for cut in cuts]
         for stage in range(stages):
             model.add(cuts[stage + 1] >= cuts[stage] + 1)
@@ -111,7 +113,7 @@ class _Placement:
         """Seconds of ``rank`` within the slowest, bytes within the capacity."""
         budget, model = self._budget, self._model
         own = np.flatnonzero(budget.holder == rank).tolist()
-        layers = [sum(self._by_kind[stage][kind] for stage in own) for kind in (0, 1)]
+        layers: list[Whole] = [sum(self._by_kind[stage][kind] for stage in own) for kind in (0, 1)]
         again = [model.new_int_var(0, int(budget.kinds_before()[-1, kind]), f"again{kind}_{rank}") for kind in (0, 1)]
         for kind in (0, 1):
             model.add(again[kind] <= layers[kind])
@@ -132,7 +134,7 @@ class _Placement:
         return tuple(np.diff(places).tolist())
 
 
-def _floored(base: float, slope: Floats, layers: list[LinearExpr], added: Floats, again: list[IntVar], unit: float) -> LinearExpr:
+def _floored(base: float, slope: Floats, layers: list[Whole], added: Floats, again: list[IntVar], unit: float) -> Whole:
     """``base + slope . layers + added . again`` in whole units, rounded down."""
     terms = (int(np.floor(slope[kind] / unit)) * layers[kind] + int(np.floor(added[kind] / unit)) * again[kind] for kind in (0, 1))
-    return int(np.floor(base / unit)) + sum(terms)  # type: ignore[no-any-return]
+    return int(np.floor(base / unit)) + sum(terms)

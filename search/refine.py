@@ -95,8 +95,8 @@ def refine(space: Space, best_seconds: float, *, top: int, exact: bool = False, 
         bound = min([best, *bounds])
         watch.tell(_progress(space, tried, best, bound))
     selective = space.recompute.selective and not attention_is_fused(space.problem)
-    bound = None if selective else min([best_seconds, *bounds])
-    return Refinement(placed=tuple(found), tried=tried, bound_seconds=bound, complete=complete)
+    least = None if selective else min([best_seconds, *bounds])
+    return Refinement(placed=tuple(found), tried=tried, bound_seconds=least, complete=complete)
 
 
 def _progress(space: Space, tried: int, best: float, bound: float) -> Callable[[], Progress]:
