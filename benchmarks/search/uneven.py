@@ -52,7 +52,7 @@ def measure(model: str, gpus: int, gpu: str, fixed: dict[str, int], stages: Stag
 
 def main(arguments: list[str]) -> None:
     stages = Stages.EXACT if "--exact" in arguments else Stages.UNEVEN
-    names = "model|GPUs|fixed|even s|search s|by split gains|left|search s|by stage gains|left|search s".split("|")
+    names = ["model", "GPUs", "fixed", "even s", "search s", "by split gains", "left", "search s", "by stage gains", "left", "search s"]
     sys.stdout.write(f"| {' | '.join(names)} |\n|{'---|' * len(names)}\n")
     for case in CASES:
         sys.stdout.write(measure(*case, stages) + "\n")
