@@ -178,6 +178,8 @@ def filled(budget: StageBudget, asked: int | None) -> Partition | None:
     not, ranks are filled with layers of the commoner kind, and single layers are then moved as long as that helps. Each rank
     recomputes as few layers as fit, or with ``asked`` all the same share (:func:`segments_alike`).
     """
+    if budget.num_layers < budget.num_stages:
+        return None
     kind = int(budget.is_expert.mean() > 0.5)
     counts = np.arange(budget.num_layers + 1)
     stages = np.bincount(budget.holder)

@@ -120,10 +120,16 @@ def split_text(layers: Sequence[int]) -> str:
 
 
 def balanced_layers(num_layers: int, num_stages: int, *, head_layers: float = 0.0, holders: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Layers of each virtual stage: equal where they divide, as frameworks split unless told otherwise, else :func:`weighted_layers`."""
+    """Layers of each virtual stage: equal where they divide, as frameworks split unless told otherwise, else :func:`weighted_layers`.
+
+    With one or two layers fewer than stages the last stage, or both ends, hold the head and the embedding alone.
+    """
     base, spare = divmod(num_layers, num_stages)
     if not spare:
         return (base,) * num_stages
+    if num_layers < num_stages <= num_layers + EMPTY_ENDS:
+        first = num_stages - num_layers - 1
+        return (0,) * first + (1,) * num_layers + (0,)
     return weighted_layers(
         num_layers, num_stages, head_layers=max(head_layers, 2 * EMBEDDING_LAYERS), embedding_layers=EMBEDDING_LAYERS, holders=holders
     )
@@ -177,5 +183,7 @@ def heaviest_load(
     return max(loads.values())
 
 
+EMPTY_ENDS = 2
+"""Stages that may hold no layer where a framework lets the embedding and the head stand alone."""
 EMBEDDING_LAYERS = 0.01
 """Weight of the embedding lookup, in layers: enough to break a tie."""
