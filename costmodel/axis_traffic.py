@@ -46,7 +46,7 @@ class Sent:
     def __add__(self, other: Sent) -> Sent:
         return Sent(fast=self.fast + other.fast, network=self.network + other.network)
 
-    def scaled(self, factor: npt.ArrayLike) -> Sent:
+    def scaled(self, factor: Floats | float) -> Sent:
         return Sent(fast=np.asarray(self.fast * factor), network=np.asarray(self.network * factor))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -188,7 +189,7 @@ def _by_rank(graph: ActionGraph, start: Floats, finish: Floats) -> tuple[RankAct
             source_rank=np.where(crossing, source_rank, -1)[mine],
             source_position=np.where(crossing, position, -1)[mine],
         )
-        for mine in (slice(int(first), int(last)) for first, last in zip(bounds[:-1], bounds[1:], strict=True))
+        for mine in (slice(first, last) for first, last in pairwise(bounds.tolist()))
     )
 
 
@@ -199,13 +200,9 @@ def _stage_layers(costs: StageCosts) -> tuple[tuple[int, int], ...]:
 
 
 def _ends(costs: StageCosts, traffic: tuple[Traffic, ...]) -> tuple[RankEnd, ...]:
-    optimizer = np.broadcast_to(costs.held.optimizer_seconds, costs.data_seconds.shape)
-    return tuple(
-        RankEnd(
-            traffic=traffic[rank], communication_seconds=float(costs.data_seconds[0, rank]), optimizer_seconds=float(optimizer[0, rank])
-        )
-        for rank in range(costs.shape.pipeline_parallel_size)
-    )
+    optimizer = np.broadcast_to(costs.held.optimizer_seconds, costs.data_seconds.shape)[0].tolist()
+    seconds = zip(traffic, costs.data_seconds[0].tolist(), optimizer, strict=True)
+    return tuple(RankEnd(traffic=sent, communication_seconds=data, optimizer_seconds=adam) for sent, data, adam in seconds)
 
 
 def _busy_seconds(rank: RankActions) -> float:
