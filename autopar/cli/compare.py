@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import given_inputs, input_options, json_option
+from .reporting import check_targets, write_comparison
 
 if TYPE_CHECKING:
     from autopar.comparison import Comparison
@@ -71,6 +72,7 @@ def command(ctx: click.Context, /, plan_files: tuple[str, ...], as_json: bool, *
     limit = None if options["fail_if_slower"] is None else parse_percent(options["fail_if_slower"], field="--fail-if-slower")
     prices = [parse_price(text) for text in options["prices"]]
     tokens = None if options["tokens"] is None else parse_tokens(options["tokens"])
+    check_targets(options)
     with answering(as_json):
         asked: list[str | tuple[Problem, Strategy]] = [*plan_files, *_strategies(ctx, plan_files, options)]
         comparison = compare(asked, price_per_gpu_hour=prices or None, tokens=tokens)
@@ -84,9 +86,10 @@ def command(ctx: click.Context, /, plan_files: tuple[str, ...], as_json: bool, *
         from autopar.report.compare import comparison_report
 
         print_report(comparison_report(comparison))
-    if limit is not None and (slower := comparison.slower_than(limit)):
+    write_comparison(options, comparison)
+    if limit is not None and comparison.slower_than(limit):
         note(f"error: {slower_text(comparison, limit)}")
-        ctx.exit(1 if slower else 0)
+        ctx.exit(1)
 
 
 def slower_text(comparison: Comparison, limit: float) -> str:

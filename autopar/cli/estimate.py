@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import given_inputs, given_strategy, input_options, json_option, strategy_options, world_size
+from .reporting import REPORT_NAMES, check_targets, report_options, write_reports, write_trace
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
@@ -17,6 +18,7 @@ Examples:
   autopar estimate --model gpt-175b --gpus 256 --gpu a100-sxm4-80gb --tp 8 --pp 4 --mbs 1
   autopar estimate --model llama3-8b --gpus 8 --zero-stage 3 --recompute full --json
   autopar estimate plan.json
+  autopar estimate plan.json --report plan.html --trace step.json
 
 \b
 Exit code 1: a rule refuses the strategy, or it does not fit in memory
@@ -29,6 +31,7 @@ Exit code 1: a rule refuses the strategy, or it does not fit in memory
 @click.argument("plan_file", metavar="[PLAN]", required=False)
 @input_options(required=False)
 @strategy_options()
+@report_options
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **options: Any) -> None:
@@ -40,6 +43,7 @@ def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **optio
 
     from .output import answering, print_json, print_report
 
+    check_targets(options)
     problem, strategy, assumptions = question(ctx, plan_file, options)
     with answering(as_json):
         result = estimate(problem, strategy=strategy)
@@ -49,6 +53,11 @@ def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **optio
         from autopar.report.text import estimate_report
 
         print_report(estimate_report(problem, strategy, result, assumptions))
+    if any(options[name] is not None for name in REPORT_NAMES):
+        from autopar.report.subject import subject_of_strategy
+
+        write_trace(options, problem, strategy)
+        write_reports(options, lambda: subject_of_strategy(problem, strategy, result, assumptions))
     if not result.fits:
         ctx.exit(1)
 
@@ -72,7 +81,7 @@ def question(ctx: click.Context, plan_file: str | None, options: dict[str, Any])
         parameter.opts[0]
         for parameter in ctx.command.params
         if isinstance(parameter, click.Option)
-        and parameter.name != "as_json"
+        and parameter.name not in ("as_json", *REPORT_NAMES)
         and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     ]
     if given:
