@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,7 +40,7 @@ def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **optio
 
     With PLAN, the strategy and the inputs of a plan file; else those of the flags.
     """
-    from autopar.api import estimate
+    from autopar.api import estimate, read_plan
 
     from .output import answering, print_json, print_report
 
@@ -54,10 +55,14 @@ def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **optio
 
         print_report(estimate_report(problem, strategy, result, assumptions))
     if any(options[name] is not None for name in REPORT_NAMES):
-        from autopar.report.subject import subject_of_strategy
+        from autopar.report.subject import subject_of_plan, subject_of_strategy
 
         write_trace(options, problem, strategy)
-        write_reports(options, lambda: subject_of_strategy(problem, strategy, result, assumptions))
+        if plan_file is not None:
+            plan = replace(read_plan(plan_file), estimate=result)
+            write_reports(options, lambda: subject_of_plan(plan, problem))
+        else:
+            write_reports(options, lambda: subject_of_strategy(problem, strategy, result, assumptions))
     if not result.fits:
         ctx.exit(1)
 

@@ -26,7 +26,7 @@ def comparison_report(comparison: Comparison) -> Iterator[RenderableType]:
     yield _headline(comparison)
     yield Text(view.verdict(comparison), style="bold")
     yield _costs(comparison)
-    yield from lines("not comparable, and what else to know", comparison.notes, style="yellow")
+    yield from lines("what to keep in mind", comparison.notes, style="yellow")
     if comparison.differences:
         table = plain_table("what differs", "", *(plan.label for plan in comparison.plans), left=1 + len(comparison.plans))
         for difference in comparison.differences:

@@ -39,7 +39,7 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
         title="What a token takes",
         parts=(table(view.cost_columns(comparison), map(view.cost_row, comparison.plans), caption="GPU-hours and what was given a price"),),
     )
-    yield Section(id="notes", title="Not comparable, and what else to know", parts=(bullets(comparison.notes),))
+    yield Section(id="notes", title="What to keep in mind", parts=(bullets(comparison.notes),))
     rows = [(each.field, *each.values) for each in comparison.differences]
     differing = (
         table(("", *labels), rows, words=range(len(labels) + 1), caption="Fields that are not the same in all plans") if rows else Markup()

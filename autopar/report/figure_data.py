@@ -64,6 +64,8 @@ class Bars:
     legend: tuple[tuple[str, str], ...] = ()
     limit: float | None = None
     note: str = ""
+    of_bytes: bool = False
+    """The scale is in bytes, else in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,7 @@ def memory_waterfall(estimate: Estimate) -> Bars:
         low=0.0,
         high=1.03 * max(level, estimate.memory_capacity_bytes),
         limit=estimate.memory_capacity_bytes,
+        of_bytes=True,
         note=f"Dashed: the memory of a GPU, {format_bytes(estimate.memory_capacity_bytes)}.",
     )
 
@@ -159,6 +162,7 @@ def memory_of_ranks(estimate: Estimate) -> Bars:
         high=1.03 * max(estimate.peak_memory_bytes, estimate.memory_capacity_bytes),
         legend=tuple((_words(kind), palette.MEMORY[kind]) for kind in used),
         limit=estimate.memory_capacity_bytes,
+        of_bytes=True,
         note=f"Dashed: the memory of a GPU, {format_bytes(estimate.memory_capacity_bytes)}.{left}",
     )
 
@@ -225,6 +229,7 @@ def moved(movements: Sequence[Movement], plan: int, *, title: str, of_bytes: boo
         low=-reach,
         high=reach,
         limit=0.0,
+        of_bytes=of_bytes,
         legend=(("more than A", "orange"), ("less than A", "teal")),
     )
 

@@ -17,6 +17,9 @@ from .figure_data import Bars, Cloud, Lanes
 from .subject import Subject
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from autopar.comparison import Comparison
 
 WIDTH = 7.0
@@ -32,29 +35,32 @@ SETTINGS: dict[Any, Any] = {
 }
 
 
+Drawable = Bars | Cloud | tuple[Lanes, ...]
+
+
 def subject_figures(subject: Subject) -> Iterator[tuple[str, bytes]]:
     """``(file name, content)`` of every figure of a report on one strategy."""
     estimate = subject.estimate
-    yield from _files("time_terms", _draw_bars(figure_data.time_terms(estimate), "seconds", 1.0))
-    yield from _files("memory_waterfall", _draw_bars(figure_data.memory_waterfall(estimate), "GiB", GIB))
-    yield from _files("memory_of_ranks", _draw_bars(figure_data.memory_of_ranks(estimate), "GiB", GIB))
+    yield from _files("time_terms", figure_data.time_terms(estimate))
+    yield from _files("memory_waterfall", figure_data.memory_waterfall(estimate))
+    yield from _files("memory_of_ranks", figure_data.memory_of_ranks(estimate))
     if subject.timeline is not None:
-        yield from _files("timeline", _draw_lanes(figure_data.lanes(subject.timeline)))
+        yield from _files("timeline", figure_data.lanes(subject.timeline))
     if subject.landscape.spots:
         name = "this plan" if subject.plan is not None else "this strategy"
         chosen = [(name, subject.strategy, estimate.step_time_seconds, estimate.peak_memory_bytes)]
-        yield from _files("landscape", _draw_cloud(figure_data.cloud(subject.landscape, chosen, estimate.memory_capacity_bytes)))
+        yield from _files("landscape", figure_data.cloud(subject.landscape, chosen, estimate.memory_capacity_bytes))
 
 
 def comparison_figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
     """The same of a comparison."""
-    yield from _files("time_of_plans", _draw_bars(figure_data.time_of_plans(comparison), "seconds", 1.0))
-    yield from _files("plans", _draw_cloud(figure_data.plans_cloud(comparison)))
+    yield from _files("time_of_plans", figure_data.time_of_plans(comparison))
+    yield from _files("plans", figure_data.plans_cloud(comparison))
     for index, plan in enumerate(comparison.plans[1:], 1):
-        for name, movements, unit, size in (("time", comparison.time, "seconds", 1.0), ("memory", comparison.memory, "GiB", GIB)):
-            figure = figure_data.moved(movements, index, title=f"{plan.label} against A", of_bytes=size == GIB)
+        for name, movements in (("time", comparison.time), ("memory", comparison.memory)):
+            figure = figure_data.moved(movements, index, title=f"{plan.label} against A", of_bytes=name == "memory")
             if figure.rows:
-                yield from _files(f"{name}_moved_{plan.label}", _draw_bars(figure, unit, size))
+                yield from _files(f"{name}_moved_{plan.label}", figure)
 
 
 def require_matplotlib() -> None:
@@ -67,28 +73,33 @@ def require_matplotlib() -> None:
         raise UnavailableError("--figures needs matplotlib: `pip install 'autopar[report]'`") from None
 
 
-def _files(name: str, figure: Any) -> Iterator[tuple[str, bytes]]:
+def _files(name: str, data: Drawable) -> Iterator[tuple[str, bytes]]:
     import matplotlib
 
     with matplotlib.rc_context(SETTINGS):
+        match data:
+            case Bars():
+                figure = _draw_bars(data)
+            case Cloud():
+                figure = _draw_cloud(data)
+            case _:
+                figure = _draw_lanes(data)
         for kind, metadata in (("svg", {"Date": None, "Creator": "autopar"}), ("png", {"Software": "autopar"})):
             stream = io.BytesIO()
             figure.savefig(stream, format=kind, metadata=metadata, dpi=DPI, bbox_inches="tight")
             yield f"{name}.{kind}", stream.getvalue()
 
 
-def _figure(height: float, rows: int = 1) -> tuple[Any, list[Any]]:
-    import matplotlib
+def _figure(height: float, rows: int = 1) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        axes = figure.subplots(rows, 1, squeeze=False)
-    return figure, [row[0] for row in axes]
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, [row[0] for row in figure.subplots(rows, 1, squeeze=False)]
 
 
-def _draw_bars(data: Bars, unit: str, size: float) -> Any:
+def _draw_bars(data: Bars) -> Figure:
     figure, (axes,) = _figure(0.7 + 0.24 * len(data.rows))
+    size = GIB if data.of_bytes else 1.0
     for place, row in enumerate(data.rows):
         for part in row.segments:
             width, colour = (part.finish - part.start) / size, palette.light(part.mark)
@@ -96,7 +107,7 @@ def _draw_bars(data: Bars, unit: str, size: float) -> Any:
     axes.set_yticks(range(len(data.rows)), [row.name for row in data.rows])
     axes.invert_yaxis()
     axes.set_xlim(data.low / size, data.high / size * 1.02)
-    axes.set_xlabel(unit)
+    axes.set_xlabel("GiB" if data.of_bytes else "seconds")
     axes.set_title(data.title, loc="left")
     if data.limit:
         axes.axvline(data.limit / size, color=palette.INK["bad"][0], linewidth=1, linestyle="--")
@@ -106,7 +117,7 @@ def _draw_bars(data: Bars, unit: str, size: float) -> Any:
     return figure
 
 
-def _draw_lanes(windows: Sequence[Lanes]) -> Any:
+def _draw_lanes(windows: Sequence[Lanes]) -> Figure:
     figure, places = _figure(0.6 + sum(0.5 + 0.16 * len(window.rows) for window in windows), len(windows))
     for axes, window in zip(places, windows, strict=True):
         for place, row in enumerate(window.rows):
@@ -123,7 +134,7 @@ def _draw_lanes(windows: Sequence[Lanes]) -> Any:
     return figure
 
 
-def _draw_cloud(data: Cloud) -> Any:
+def _draw_cloud(data: Cloud) -> Figure:
     figure, (axes,) = _figure(3.2)
     front = data.front
     others = [point for point in data.points if not point.efficient]
@@ -146,7 +157,7 @@ def _places(points: Iterable[figure_data.Point]) -> tuple[list[float], list[floa
     return [point.memory / GIB for point in found], [point.seconds for point in found]
 
 
-def _legend(figure: Any, entries: Sequence[tuple[str, str]]) -> None:
+def _legend(figure: Figure, entries: Sequence[tuple[str, str]]) -> None:
     from matplotlib.patches import Patch
 
     if entries:
