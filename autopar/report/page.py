@@ -14,6 +14,9 @@ import autopar
 
 from .style import STYLE
 
+SHORT = 14
+"""A row's heading of at most so many characters is never wrapped."""
+
 
 class Markup(str):
     """Text that is HTML already; all other text is escaped when it enters a page."""
@@ -90,6 +93,8 @@ def table(
 
     def cell(index: int, text: str) -> str:
         kind = ' class="words"' if index in words else ' class="figure"'
+        if index == 0 and len(text) <= SHORT:
+            kind = ' class="short"'
         return f'<th scope="row"{kind}>{escape(text)}</th>' if index == 0 else f"<td{kind}>{escape(text)}</td>"
 
     head = "".join(f'<th scope="col"{"" if index in words else " class=figure"}>{escape(name)}</th>' for index, name in enumerate(columns))

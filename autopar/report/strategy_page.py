@@ -84,7 +84,7 @@ def _strategy(subject: Subject) -> Markup:
 def _time_note() -> Markup:
     return paragraph(
         "Of the pipeline rank that computes longest; the terms add up to the step time. Communication is what stays exposed after overlap."
-        " MFU counts causal attention half and no recomputation.",
+        " Gradients and optimizer are of the rank that is last with them. MFU counts causal attention half and no recomputation.",
         "note",
     )
 
@@ -143,9 +143,8 @@ def _communication(subject: Subject) -> Iterator[Markup]:
     for one in drawn.step_traffic(rank):
         group = groups.get(one.axis)
         where = "" if group is None else f"{group.size} ranks{f' over {group.num_domains} domains' if group.num_domains > 1 else ''}"
-        rows.append(
-            (one.axis.value, where, _bytes(one.fast_bytes), _bytes(one.network_bytes), format_seconds(one.exposed_seconds))
-        )  # fmt: skip
+        exposed = format_seconds(one.exposed_seconds) if one.exposed_seconds else "-"
+        rows.append((one.axis.value, where, _bytes(one.fast_bytes), _bytes(one.network_bytes), exposed))
     if not rows:
         yield paragraph("One rank on every axis: nothing is sent.")
         return

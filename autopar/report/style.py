@@ -79,6 +79,8 @@ footer{margin-top:3rem;border-top:1px solid var(--line);font-size:.88rem;}
   th,td{padding-right:.6rem;}
   .inside{display:none;}
   tbody th{min-width:7rem;overflow-wrap:anywhere;}
+  td.words{min-width:7rem;}
+  tbody th.short{min-width:0;white-space:nowrap;}
   .chart tbody th{min-width:0;max-width:8.5rem;overflow-wrap:break-word;white-space:normal;}
   .facts{grid-template-columns:repeat(auto-fit,minmax(8.5rem,1fr));}
   .facts b{font-size:1.2rem;}

@@ -26,7 +26,14 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_files_side_by_side(autopar, plans: tuple[Path, Path]) -> None:
     outcome = autopar("compare", *plans)
     assert (outcome.code, outcome.err) == (0, "")
-    for part in ("old.json", "side by side", "what differs", "where the time moved (of a step)", "where the memory moved", "A is the fastest"):
+    for part in (
+        "old.json",
+        "side by side",
+        "what differs",
+        "where the time moved (of a step)",
+        "where the memory moved",
+        "A is the fastest",
+    ):
         assert part in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 100
     assert "cost" not in outcome.out

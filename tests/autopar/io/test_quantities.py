@@ -12,7 +12,16 @@ from autopar.io.quantities import parse_percent, parse_price, parse_tokens
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
-    [("15T", 15e12), ("300B", 300e9), ("300 b", 300e9), ("3.2e12", 3.2e12), ("1,000,000", 1e6), ("1_000", 1e3), ("2.5M", 2.5e6), ("7k", 7e3)],
+    [
+        ("15T", 15e12),
+        ("300B", 300e9),
+        ("300 b", 300e9),
+        ("3.2e12", 3.2e12),
+        ("1,000,000", 1e6),
+        ("1_000", 1e3),
+        ("2.5M", 2.5e6),
+        ("7k", 7e3),
+    ],
 )
 def test_tokens(text: str, tokens: float) -> None:
     assert parse_tokens(text) == pytest.approx(tokens)
