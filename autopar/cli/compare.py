@@ -76,6 +76,7 @@ def command(ctx: click.Context, /, plan_files: tuple[str, ...], as_json: bool, *
     with answering(as_json):
         asked: list[str | tuple[Problem, Strategy]] = [*plan_files, *_strategies(ctx, plan_files, options)]
         comparison = compare(asked, price_per_gpu_hour=prices or None, tokens=tokens)
+    write_comparison(options, comparison)
     if as_json:
         print_json(comparison)
     elif options["markdown"]:
@@ -86,7 +87,6 @@ def command(ctx: click.Context, /, plan_files: tuple[str, ...], as_json: bool, *
         from autopar.report.compare import comparison_report
 
         print_report(comparison_report(comparison))
-    write_comparison(options, comparison)
     if limit is not None and comparison.slower_than(limit):
         note(f"error: {slower_text(comparison, limit)}")
         ctx.exit(1)

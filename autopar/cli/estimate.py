@@ -48,12 +48,6 @@ def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **optio
     problem, strategy, assumptions = question(ctx, plan_file, options)
     with answering(as_json):
         result = estimate(problem, strategy=strategy)
-    if as_json:
-        print_json(result)
-    else:
-        from autopar.report.text import estimate_report
-
-        print_report(estimate_report(problem, strategy, result, assumptions))
     if any(options[name] is not None for name in REPORT_NAMES):
         from autopar.report.subject import subject_of_plan, subject_of_strategy
 
@@ -63,6 +57,12 @@ def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **optio
             write_reports(options, lambda: subject_of_plan(plan, problem))
         else:
             write_reports(options, lambda: subject_of_strategy(problem, strategy, result, assumptions))
+    if as_json:
+        print_json(result)
+    else:
+        from autopar.report.text import estimate_report
+
+        print_report(estimate_report(problem, strategy, result, assumptions))
     if not result.fits:
         ctx.exit(1)
 

@@ -76,6 +76,12 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
         )
     if output is not None:
         write_plan(found, output)
+    if any(options[name] is not None for name in REPORT_NAMES):
+        from autopar.report.subject import subject_of_plan
+
+        problem = problem_of(found)
+        write_trace(options, problem, found.strategy)
+        write_reports(options, lambda: subject_of_plan(found, problem))
     if as_json:
         print_json(found)
     else:
@@ -84,12 +90,6 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
         print_report(plan_report(found))
     if output is not None:
         note(f"wrote {output}")
-    if any(options[name] is not None for name in REPORT_NAMES):
-        from autopar.report.subject import subject_of_plan
-
-        problem = problem_of(found)
-        write_trace(options, problem, found.strategy)
-        write_reports(options, lambda: subject_of_plan(found, problem))
     if was_interrupted(found.search):
         note("interrupted: this is the best of the strategies seen so far")
         ctx.exit(EXIT_INTERRUPTED)
