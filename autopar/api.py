@@ -7,18 +7,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from autopar import __version__
 from autopar.costmodel.problem import Problem
-from autopar.costmodel.spec.errors import NoPlanError, raise_if
+from autopar.costmodel.spec.errors import InvalidInputError, NoPlanError, raise_if
 from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.io.plan_file import read_plan, write_plan
 from autopar.request import build_problem, gather, problem_of, resized
 
 if TYPE_CHECKING:
+    from autopar.comparison import Candidate, Comparison
     from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.cluster import ClusterSpec
     from autopar.costmodel.spec.errors import Fault
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from autopar.explanation import Explanation
     from autopar.search import Constraints, Ranked, SearchResult
 
-__all__ = ["build_problem", "estimate", "explain", "faults", "plan", "problem_of", "read_plan", "write_plan"]
+__all__ = ["build_problem", "compare", "estimate", "explain", "faults", "plan", "problem_of", "read_plan", "write_plan"]
 
 
 class Inputs(TypedDict, total=False):
@@ -160,6 +162,87 @@ def explain(
 
     problem, chosen, _ = resolve(model, strategy, **inputs)
     return explain_strategy(problem, chosen)
+
+
+def compare(
+    plans: Iterable[str | Path | Plan | tuple[Problem, Strategy]],
+    *,
+    price_per_gpu_hour: float | Iterable[float] | None = None,
+    tokens: float | None = None,
+) -> Comparison:
+    """Plans side by side, each estimated by this release; the first is the one that the others are measured against.
+
+    Args:
+        plans: plan files, plans, or pairs of a problem and a strategy.
+        price_per_gpu_hour: what one GPU costs an hour, for all plans or for each; without it no cost is told.
+        tokens: length of the training run, for days and total cost.
+
+    Raises:
+        InvalidInputError: files that cannot be read as plans, all of them at once; or fewer than two plans.
+        NoPlanError: rules refuse the strategy of some plan.
+
+    >>> autopar.compare(["a.json", "b.json"], price_per_gpu_hour=2.5, tokens=15e12).plans[1].slower_than_first
+    """
+    from autopar.comparison import Prices
+    from autopar.comparison import compare as side_by_side
+
+    faults: list[Fault] = []
+    asked = [one for each in plans if (one := gather(faults, lambda given=each: _asked(given))) is not None]  # type: ignore[misc]
+    raise_if(faults)
+    given = () if price_per_gpu_hour is None else price_per_gpu_hour
+    per_hour = (float(given),) if isinstance(given, int | float) else tuple(given)
+    return side_by_side(_candidates(asked), Prices(per_gpu_hour=per_hour, tokens=tokens))
+
+
+def _asked(given: str | Path | Plan | tuple[Problem, Strategy]) -> tuple[str, Problem, Strategy, Plan | None]:
+    """Name, problem and strategy of one of the plans to compare, and the plan that they come from.
+
+    Raises:
+        InvalidInputError: a file that is no plan; its faults name the file, since there are several.
+    """
+    if isinstance(given, tuple):
+        return given[1].describe(), given[0], given[1], None
+    if isinstance(given, Plan):
+        return given.strategy.describe(), problem_of(given), given.strategy, given
+    try:
+        plan = read_plan(given)
+    except InvalidInputError as error:
+        named = (fault if fault.field == "plan" else replace(fault, field=f"{given}: {fault.field}") for fault in error.faults)
+        raise InvalidInputError(tuple(named)) from None
+    return str(given), problem_of(plan), plan.strategy, plan
+
+
+def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> tuple[Candidate, ...]:
+    """Each plan with its estimate by this release.
+
+    Raises:
+        NoPlanError: naming every plan whose strategy a rule refuses.
+    """
+    from autopar.comparison import Candidate
+    from autopar.no_plan import NoPlan
+
+    found: list[Candidate] = []
+    refused: list[Fault] = []
+    messages: list[str] = []
+    for name, problem, strategy, plan in asked:
+        if broken := faults(problem, strategy):
+            refused += broken
+            messages.append(f"{name}: {refusal_text(strategy, broken)}")
+            continue
+        found.append(
+            Candidate(
+                name=name,
+                problem=problem,
+                strategy=strategy,
+                estimate=_estimate(problem, strategy),
+                stored_step_time_seconds=plan.estimate.step_time_seconds if plan else None,
+                autopar_version=plan.autopar_version if plan else "",
+            )
+        )
+    if refused:
+        message = "\n".join(messages)
+        raise NoPlanError(message, NoPlan(reasons=tuple(message.splitlines()), faults=tuple(refused)))
+    return tuple(found)
 
 
 def resolve(

@@ -51,7 +51,7 @@ def held_by_ranks(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts
 
 
 def _holdings(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, shape: PipelineShape) -> Holdings:
-    dense_params, expert_params = _rank_parameters(inputs, costs, shape)
+    dense_params, expert_params = rank_parameters(inputs, costs, shape)
     training, links = trailing(inputs.training), trailing(inputs.links)
     stage = column(strategies.zero_stage)
     reduce, gathers, shards = [], [], []
@@ -81,7 +81,7 @@ def _holdings(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, sh
 
 def rank_states(inputs: Inputs, strategies: StrategyColumns, sizes: LayerSizes, shape: PipelineShape) -> StateBytes:
     """rows x ranks: bytes of parameters, gradients and optimizer."""
-    return _rank_states(inputs, strategies, sizes, *_rank_parameters(inputs, sizes, shape))
+    return _rank_states(inputs, strategies, sizes, *rank_parameters(inputs, sizes, shape))
 
 
 def exposed_data_seconds(inputs: Inputs, costs: LayerCosts, held: Holdings, forward: Floats, backward: Floats) -> Floats:
@@ -104,12 +104,18 @@ def _exposed(seconds: Floats, overlap: Floats, own: Floats, slack: Floats) -> Fl
     return np.maximum(seconds - hidden - slack, 0)
 
 
+def tied_embedding_bytes(inputs: Inputs, costs: LayerSizes) -> Floats:
+    """Gradients of the token table on one GPU, which the first and the last pipeline rank add up where it is tied; else 0."""
+    shard = costs.shard
+    table = shard.vocab * inputs.model.hidden / shard.tp * inputs.training.gradient_reduce_bytes
+    return np.where((inputs.model.tied > 0) & (shard.pp > 1), table, 0)
+
+
 def _tied_embedding_seconds(inputs: Inputs, costs: LayerCosts) -> Floats:
     """First and last pipeline rank add up their gradients of a tied embedding, after everything else."""
-    table = costs.shard.vocab * inputs.model.hidden / costs.shard.tp * inputs.training.gradient_reduce_bytes
+    table = tied_embedding_bytes(inputs, costs)
     distance = costs.shard.tp * costs.shard.cp * costs.shard.dp * (costs.shard.pp - 1)
-    seconds = p2p_seconds(table, crosses_domain(distance, inputs.links), inputs.links)
-    return np.where((inputs.model.tied > 0) & (costs.shard.pp > 1), seconds, 0)
+    return p2p_seconds(table, crosses_domain(distance, inputs.links), inputs.links)
 
 
 def _optimizer_seconds(inputs: Inputs, parameters: Floats) -> Floats:
@@ -124,7 +130,7 @@ def _optimizer_seconds(inputs: Inputs, parameters: Floats) -> Floats:
     return optimizer_seconds(trailing(inputs.wide_device), parameters * column(per_parameter))
 
 
-def _rank_parameters(inputs: Inputs, costs: LayerSizes, shape: PipelineShape) -> tuple[Floats, Floats]:
+def rank_parameters(inputs: Inputs, costs: LayerSizes, shape: PipelineShape) -> tuple[Floats, Floats]:
     """Parameters of each rank that shard over the dense grid, and those that shard over the expert grid."""
     dense_count, moe_count = shape.layer_counts(inputs)
     local = costs.local

@@ -111,13 +111,23 @@ class KernelTimes:
         )
 
 
+def dense_reductions(inputs: Inputs) -> Floats:
+    """Outputs of a dense layer that its tensor-parallel ranks reduce, in each direction: one where both halves share a residual."""
+    return np.asarray(2 - inputs.model.parallel_residual)
+
+
+def expert_layer_reductions(inputs: Inputs) -> Floats:
+    """The same of a layer with experts: attention's output, and the shared experts' where there are some."""
+    return np.where(inputs.model.shared_ffn > 0, 2.0, 1.0)
+
+
 def dense_layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups: Groups, local: LocalParameters) -> LayerTimes:
     """A layer with a dense feed-forward."""
     ffn, nothing = inputs.model.ffn, 0 * shard.tokens
     work = LayerWork(
         gemms=operators.attention_projections(inputs, shard) + operators.feed_forward(inputs, shard, ffn),
         traffic=operators.attention_traffic(inputs, shard) + operators.feed_forward_traffic(inputs, shard, ffn),
-        reductions=2 - inputs.model.parallel_residual,
+        reductions=dense_reductions(inputs),
         exchange=nothing,
         dense_parameters=local.dense_layer,
         expert_parameters=nothing,
@@ -132,7 +142,7 @@ def moe_layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups:
     work = LayerWork(
         gemms=operators.attention_projections(inputs, shard) + experts,
         traffic=operators.attention_traffic(inputs, shard) + operators.expert_traffic(inputs, shard),
-        reductions=np.where(shared > 0, 2.0, 1.0),
+        reductions=expert_layer_reductions(inputs),
         exchange=expert_exchange_seconds(inputs, shard, groups),
         dense_parameters=local.moe_layer_shared,
         expert_parameters=local.moe_layer_expert,

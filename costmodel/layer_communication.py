@@ -54,19 +54,13 @@ class Groups:
         )
 
 
-def tensor_collective_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Floats:
-    """One reduction of a layer's output over the tensor-parallel group: an all-reduce, or under sequence
-    parallelism a reduce-scatter and the all-gather before the next block (Korthikanti 2022, section 4.2.2)."""
-    size = shard.tokens * inputs.model.hidden * inputs.training.activation_bytes
-    reduced = all_reduce_seconds(size, groups.tensor, inputs.links)
-    if not np.any(shard.sp > 0):
-        return reduced
-    split = reduce_scatter_seconds(size, groups.tensor, inputs.links) + all_gather_seconds(size, groups.tensor, inputs.links)
-    return np.where(shard.sp > 0, split, reduced)
+def tensor_message_bytes(inputs: Inputs, shard: Shard) -> Floats:
+    """A layer's output on one rank, whole: what its reductions over the tensor-parallel group move."""
+    return np.asarray(shard.tokens * inputs.model.hidden * inputs.training.activation_bytes)
 
 
-def expert_exchange_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Floats:
-    """Dispatch and combine of one forward pass, and the expert-tensor gathers around them.
+def expert_message_bytes(inputs: Inputs, shard: Shard, groups: Groups) -> tuple[Floats, Floats]:
+    """What a rank of mean load sends to the experts in one dispatch, and the rows that the expert-tensor group gathers.
 
     Each rank sends the ``experts_per_token`` copies of the tokens it owns (tokens / tp of them); without duplicates, one
     to each of the d domains that hold some of a token's k experts, d (1 - (1 - 1/d)^k) of them on average.
@@ -75,8 +69,34 @@ def expert_exchange_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Flo
     copies = inputs.model.experts_per_token
     distinct = domains * (1 - (1 - 1 / domains) ** copies)
     copies = np.where((inputs.framework.expert_deduplicated > 0) & (domains > 1), np.minimum(distinct, copies), copies)
-    sent = copies * shard.tokens / shard.tp * inputs.model.hidden * inputs.training.activation_bytes
-    rows = shard.expert_rows * inputs.model.hidden * inputs.training.activation_bytes
+    width = inputs.model.hidden * inputs.training.activation_bytes
+    return np.asarray(copies * shard.tokens / shard.tp * width), np.asarray(shard.expert_rows * width)
+
+
+def context_message_bytes(inputs: Inputs, shard: Shard) -> tuple[Floats, Floats]:
+    """The keys and values of one rank, which a ring passes on or a gather collects; and all four tensors that Ulysses exchanges."""
+    model, e = inputs.model, inputs.training.activation_bytes
+    kv_width = np.where(
+        model.latent > 0, shard.local_heads * (model.qk_head_dim + model.v_head_dim), 2 * shard.local_kv_heads * model.v_head_dim
+    )
+    heads = shard.tokens * (shard.local_heads * (model.qk_head_dim + model.v_head_dim) + kv_width) * e
+    return np.asarray(shard.tokens * kv_width * e), np.asarray(heads)
+
+
+def tensor_collective_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Floats:
+    """One reduction of a layer's output over the tensor-parallel group: an all-reduce, or under sequence
+    parallelism a reduce-scatter and the all-gather before the next block (Korthikanti 2022, section 4.2.2)."""
+    size = tensor_message_bytes(inputs, shard)
+    reduced = all_reduce_seconds(size, groups.tensor, inputs.links)
+    if not np.any(shard.sp > 0):
+        return reduced
+    split = reduce_scatter_seconds(size, groups.tensor, inputs.links) + all_gather_seconds(size, groups.tensor, inputs.links)
+    return np.where(shard.sp > 0, split, reduced)
+
+
+def expert_exchange_seconds(inputs: Inputs, shard: Shard, groups: Groups) -> Floats:
+    """Dispatch and combine of one forward pass, and the expert-tensor gathers around them (:func:`expert_message_bytes`)."""
+    sent, rows = expert_message_bytes(inputs, shard, groups)
     exchange = 2 * all_to_all_seconds(sent * inputs.framework.expert_imbalance, groups.expert, inputs.links)
     gathered = all_gather_seconds(rows, groups.expert_tensor, inputs.links) + reduce_scatter_seconds(
         rows, groups.expert_tensor, inputs.links
@@ -89,15 +109,11 @@ def context_seconds(inputs: Inputs, shard: Shard, groups: Groups, forward: Float
     zero = 0 * forward
     if not np.any(shard.cp > 1):
         return zero, zero
-    model, e, links = inputs.model, inputs.training.activation_bytes, inputs.links
-    kv_width = np.where(
-        model.latent > 0, shard.local_heads * (model.qk_head_dim + model.v_head_dim), 2 * shard.local_kv_heads * model.v_head_dim
-    )
-    block = shard.tokens * kv_width * e
+    links = inputs.links
+    block, heads = context_message_bytes(inputs, shard)
     crosses = groups.context.num_domains > 1
     ring = (shard.cp - 1) * p2p_seconds(block, crosses, links, sharing=groups.context.concurrent_groups)
     gathered = all_gather_seconds(block * shard.cp, groups.context, links)
-    heads = shard.tokens * (shard.local_heads * (model.qk_head_dim + model.v_head_dim) + kv_width) * e
     exchanged = all_to_all_seconds(heads, groups.context, links)
     overlap = inputs.framework.context_overlap
     ring_forward = ring - overlap * np.minimum(ring, forward)

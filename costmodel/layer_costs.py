@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from . import layer, memory, operators
-from .columns import Floats, StrategyColumns
+from .columns import Bools, Floats, StrategyColumns
 from .communication import all_reduce_seconds, p2p_seconds
 from .compute import GemmLayout, gemm_seconds, memory_seconds
 from .inputs import Inputs
@@ -101,12 +101,18 @@ def _end_times(inputs: Inputs, shard: Shard, groups: Groups) -> EndTimes:
     )
 
 
-def _boundary_seconds(inputs: Inputs, shard: Shard) -> Floats:
-    """The pipeline neighbour is world / p ranks away; all ranks of a node send at once and share its ports.
-
-    A whole micro-batch of activations, in tensor-parallel slices under sequence parallelism or Megatron's scatter-gather.
-    """
+def boundary_message_bytes(inputs: Inputs, shard: Shard) -> Floats:
+    """A whole micro-batch of activations, in tensor-parallel slices under sequence parallelism or Megatron's scatter-gather."""
     sliced = (shard.sp > 0) | (inputs.framework.pipeline_scatter_gather > 0)
-    size = shard.tokens * inputs.model.hidden * inputs.training.activation_bytes / np.where(sliced, shard.tp, 1)
-    distance = shard.tp * shard.cp * shard.dp
-    return np.where(shard.pp > 1, p2p_seconds(size, crosses_domain(distance, inputs.links, shard.pp), inputs.links), 0.0)
+    return np.asarray(shard.tokens * inputs.model.hidden * inputs.training.activation_bytes / np.where(sliced, shard.tp, 1))
+
+
+def boundary_crosses_domain(inputs: Inputs, shard: Shard) -> Bools:
+    """Whether some pipeline neighbour, world / p ranks away, sits in another fast domain."""
+    return crosses_domain(shard.tp * shard.cp * shard.dp, inputs.links, shard.pp)
+
+
+def _boundary_seconds(inputs: Inputs, shard: Shard) -> Floats:
+    """All ranks of a node send to their pipeline neighbours at once and share its ports."""
+    size, crosses = boundary_message_bytes(inputs, shard), boundary_crosses_domain(inputs, shard)
+    return np.where(shard.pp > 1, p2p_seconds(size, crosses, inputs.links), 0.0)

@@ -89,7 +89,7 @@ def simulate(
     """
     graph = action_graph(schedule)
     table = duration_table(graph, forward, backward, weight_backward)
-    seconds, finish = _timed(graph, table, _delays(graph, transfer_seconds), overlapped_share)
+    seconds, finish = timed_actions(graph, table, transfer_delays(graph, transfer_seconds), overlapped_share)
     start, cuts = finish - seconds, graph.rank_start[1:-1]
     busy = np.add.reduceat(seconds, graph.rank_start[:-1])
     makespan = float(finish.max())
@@ -107,7 +107,7 @@ def simulate(
     )
 
 
-def _timed(graph: ActionGraph, table: Floats, delay: Floats, overlapped_share: float | None) -> tuple[Floats, Floats]:
+def timed_actions(graph: ActionGraph, table: Floats, delay: Floats, overlapped_share: float | None) -> tuple[Floats, Floats]:
     """Seconds of each action, and when it ends."""
     seconds = table[graph.kind, graph.model_stage]
     pair_needs = np.full(len(seconds), -1, dtype=np.int64)
@@ -137,7 +137,7 @@ def duration_table(graph: ActionGraph, forward: Durations, backward: Durations, 
     return np.stack([first, second + third, second, third])
 
 
-def _delays(graph: ActionGraph, transfer_seconds: float | Durations) -> Floats:
+def transfer_delays(graph: ActionGraph, transfer_seconds: float | Durations) -> Floats:
     boundaries = graph.num_model_stages - 1
     delays = np.asarray(transfer_seconds, dtype=np.float64)
     if delays.shape not in ((), (boundaries,)) or not (delays >= 0).all():
@@ -244,7 +244,7 @@ def makespan(
     def run(count: int) -> Floats:
         graph = graph_of(kind, p, v, count)
         table = duration_table(graph, forward, backward, weight_backward)
-        return _timed(graph, table, _delays(graph, transfer_seconds), overlapped_share)[1]
+        return timed_actions(graph, table, transfer_delays(graph, transfer_seconds), overlapped_share)[1]
 
     for window in WINDOWS:
         short = _window(window * p, m, step)
@@ -258,8 +258,11 @@ def makespan(
         return float(run(m).max())
     later = _window(max(MAX_PASSES // (p * v) - step, 2 * WINDOWS[0] * p), m, step)
     graphs = [graph_of(kind, p, v, count) for count in (_window(later // 2, m, step), later)]
-    table, delays = duration_table(graphs[0], forward, backward, weight_backward), [_delays(graph, transfer_seconds) for graph in graphs]
-    timed = [_timed(graph, table, delay, overlapped_share) for graph, delay in zip(graphs, delays, strict=True)]
+    table, delays = (
+        duration_table(graphs[0], forward, backward, weight_backward),
+        [transfer_delays(graph, transfer_seconds) for graph in graphs],
+    )
+    timed = [timed_actions(graph, table, delay, overlapped_share) for graph, delay in zip(graphs, delays, strict=True)]
     return _extrapolated(graphs, timed, (m - later) / (later - _window(later // 2, m, step)))
 
 

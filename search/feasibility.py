@@ -74,6 +74,17 @@ def faults(problem: Problem, strategy: Strategy) -> tuple[Fault, ...]:
     return tuple(fault for fault in found if fault is not None)
 
 
+def summaries() -> dict[str, str]:
+    """Every name that a search counts refused strategies under, and what it asks for, in one line."""
+    others = {
+        MEMORY: "The peak memory of the fullest GPU is within the device's.",
+        CONSTRAINTS: "Sizes that follow from others are as they were asked for.",
+        RECOMPUTE_AS_NEEDED: "No more is recomputed than it takes to fit: recomputing more only adds work.",
+    }
+    preferences = {each.name: (each.mask.__doc__ or "").strip().split("\n")[0] for each in PREFERENCES}
+    return {rule.name: rule.summary for rule in RULES} | preferences | others
+
+
 def memory_fault(peak_memory_bytes: float, memory_capacity_bytes: float) -> Fault | None:
     """The memory rule for one strategy: its peak on the fullest rank, framework reserve included, within the device's memory."""
     if peak_memory_bytes <= memory_capacity_bytes:

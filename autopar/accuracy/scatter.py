@@ -6,12 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from autopar.report.palette import SERIES
+
 Point = tuple[float, float]
 WIDTH, HEIGHT, MARGIN, LEGEND = 620, 460, 62, 210
-COLOURS = (
-    "#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22",
-    "#0b3c5d", "#b5651d", "#006d5b", "#c71585", "#4b5320", "#5f9ea0",
-)  # fmt: skip
 BAND = 0.1
 """The dotted lines lie this share above and below equality."""
 
@@ -29,7 +27,7 @@ def scatter(series: Mapping[str, Sequence[Point]], *, title: str, unit: str) -> 
     ]
     parts += _axes(low, high, unit)
     for index, (name, members) in enumerate(series.items()):
-        colour = COLOURS[index % len(COLOURS)]
+        colour = SERIES[index % len(SERIES)]
         dots = "".join(f'<circle cx="{_x(x, low, high):.1f}" cy="{_y(y, low, high):.1f}" r="2.6"/>' for x, y in members)
         parts.append(f'<g fill="{colour}" fill-opacity="0.65">{dots}</g>')
         row = 42 + 17 * index

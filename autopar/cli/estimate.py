@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .options import given_inputs, given_strategy, input_options, json_option, strategy_options, world_size
+from .reporting import REPORT_NAMES, check_targets, report_options, write_reports, write_trace
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
@@ -17,6 +19,7 @@ Examples:
   autopar estimate --model gpt-175b --gpus 256 --gpu a100-sxm4-80gb --tp 8 --pp 4 --mbs 1
   autopar estimate --model llama3-8b --gpus 8 --zero-stage 3 --recompute full --json
   autopar estimate plan.json
+  autopar estimate plan.json --report plan.html --trace step.json
 
 \b
 Exit code 1: a rule refuses the strategy, or it does not fit in memory
@@ -29,6 +32,7 @@ Exit code 1: a rule refuses the strategy, or it does not fit in memory
 @click.argument("plan_file", metavar="[PLAN]", required=False)
 @input_options(required=False)
 @strategy_options()
+@report_options
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **options: Any) -> None:
@@ -36,13 +40,23 @@ def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **optio
 
     With PLAN, the strategy and the inputs of a plan file; else those of the flags.
     """
-    from autopar.api import estimate
+    from autopar.api import estimate, read_plan
 
     from .output import answering, print_json, print_report
 
+    check_targets(options)
     problem, strategy, assumptions = question(ctx, plan_file, options)
     with answering(as_json):
         result = estimate(problem, strategy=strategy)
+    if any(options[name] is not None for name in REPORT_NAMES):
+        from autopar.report.subject import subject_of_plan, subject_of_strategy
+
+        write_trace(options, problem, strategy)
+        if plan_file is not None:
+            plan = replace(read_plan(plan_file), estimate=result)
+            write_reports(options, lambda: subject_of_plan(plan, problem))
+        else:
+            write_reports(options, lambda: subject_of_strategy(problem, strategy, result, assumptions))
     if as_json:
         print_json(result)
     else:
@@ -72,7 +86,7 @@ def question(ctx: click.Context, plan_file: str | None, options: dict[str, Any])
         parameter.opts[0]
         for parameter in ctx.command.params
         if isinstance(parameter, click.Option)
-        and parameter.name != "as_json"
+        and parameter.name not in ("as_json", *REPORT_NAMES)
         and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     ]
     if given:

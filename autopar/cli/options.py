@@ -57,7 +57,9 @@ def _complete(kind: str) -> Callable[[click.Context, click.Parameter, str], list
     return complete
 
 
-def _chain(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+def chain(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    """One decorator of several, in the order in which --help shows them."""
+
     def decorate(function: F) -> F:
         for option in reversed(options):
             function = option(function)
@@ -68,7 +70,7 @@ def _chain(options: list[Callable[[F], F]]) -> Callable[[F], F]:
 
 def input_options(*, required: bool) -> Callable[[F], F]:
     """The question: model, cluster, batch, precision, framework."""
-    return _chain(
+    return chain(
         [
             click.option(
                 "--model", "-m", metavar="NAME|PATH", required=required, shell_complete=_complete("models"),
@@ -98,7 +100,7 @@ def input_options(*, required: bool) -> Callable[[F], F]:
 
 def strategy_options() -> Callable[[F], F]:
     """One strategy, field by field."""
-    return _chain(
+    return chain(
         [
             click.option("--tp", type=COUNT, metavar="N", help="Tensor parallel size."),
             click.option("--pp", type=COUNT, metavar="N", help="Pipeline parallel size."),

@@ -8,6 +8,7 @@ import click
 
 from .app import EXIT_INTERRUPTED
 from .options import WholeNumber, given_inputs, input_options, json_option
+from .reporting import REPORT_NAMES, check_targets, report_options, write_reports, write_trace
 
 EPILOG = """\b
 Examples:
@@ -15,6 +16,7 @@ Examples:
   autopar plan --model llama3-70b --gpus 128 --gpu h200-sxm-141gb --fix tp=8 --max pp=4
   autopar plan --model ~/models/my-model --cluster dgx-a100 --gpus 64 --gbs 512 --seq 8192 -o plan.json
   autopar plan --model mixtral-8x7b --gpus 64 --forbid cp --top 10 --json
+  autopar plan --model gpt-175b --gpus 256 --report plan.html --trace step.json
 
 \b
 Names of --fix, --max, --min and --forbid: tp pp vpp dp cp cp_kind ep etp mbs zero sp
@@ -52,14 +54,16 @@ class SeveralValues(click.Command):
 @click.option("--forbid", multiple=True, metavar="NAME", help="Leave this technique out, e.g. cp.")
 @click.option("--top", type=WholeNumber(1, 1000), default=5, show_default=True, metavar="K", help="Strategies reported, the best included.")
 @click.option("--output", "-o", metavar="FILE", help="Write the plan file here.")
+@report_options
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, as_json: bool, output: str | None, **options: Any) -> None:
     """Find the fastest strategy that fits, and the runners-up."""
-    from autopar.api import plan, was_interrupted, write_plan
+    from autopar.api import plan, problem_of, was_interrupted, write_plan
 
     from .output import answering, note, print_json, print_report
 
+    check_targets({**options, "output": output})
     with answering(as_json):
         found = plan(
             options["model"],
@@ -72,6 +76,12 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
         )
     if output is not None:
         write_plan(found, output)
+    if any(options[name] is not None for name in REPORT_NAMES):
+        from autopar.report.subject import subject_of_plan
+
+        problem = problem_of(found)
+        write_trace(options, problem, found.strategy)
+        write_reports(options, lambda: subject_of_plan(found, problem))
     if as_json:
         print_json(found)
     else:

@@ -11,11 +11,12 @@ Examples:
 
 
 @click.command("schema", epilog=EPILOG)
-@click.argument("kind", type=click.Choice(("plan", "estimate", "profile", "no-plan")))
+@click.argument("kind", type=click.Choice(("plan", "estimate", "comparison", "profile", "no-plan")))
 def command(kind: str) -> None:
-    """Print the JSON Schema of a plan file, of the result of estimate, of a profile
-    file, or of what --json prints where no strategy fits.
+    """Print the JSON Schema of a plan file, of the result of estimate or compare, of a
+    profile file, or of what --json prints where no strategy fits.
     """
+    from autopar.comparison import Comparison
     from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.estimate import Estimate
     from autopar.costmodel.spec.plan import Plan
@@ -24,4 +25,5 @@ def command(kind: str) -> None:
 
     from .output import print_json
 
-    print_json(json_schema({"plan": Plan, "estimate": Estimate, "profile": Calibration, "no-plan": NoPlan}[kind]))
+    kinds = {"plan": Plan, "estimate": Estimate, "comparison": Comparison, "profile": Calibration, "no-plan": NoPlan}
+    print_json(json_schema(kinds[kind]))

@@ -73,18 +73,24 @@ def batch_text(training: TrainingSpec) -> str:
 def strategy_table(strategy: Strategy, global_batch_size: int, title: str) -> RenderableType:
     """The strategy field by field; sizes of 1 that nobody asked about are left out."""
     table = field_table(title)
-    table.add_row("tensor parallel", f"{strategy.tensor_parallel_size}{' + sequence parallel' if strategy.sequence_parallel else ''}")
-    table.add_row("pipeline parallel", _pipeline_text(strategy))
-    if strategy.pipeline_layers:
-        table.add_row("layers of stages", split_text(strategy.pipeline_layers).replace(",", ", "))
-    table.add_row("data parallel", f"{strategy.data_parallel_size}, {_zero_text(strategy)}")
-    if strategy.context_parallel_size > 1:
-        table.add_row("context parallel", f"{strategy.context_parallel_size}, {strategy.context_parallel_kind.value}")
-    if strategy.expert_parallel_size > 1 or strategy.expert_tensor_parallel_size > 1:
-        table.add_row("expert parallel", f"{strategy.expert_parallel_size}, tensor parallel {strategy.expert_tensor_parallel_size} inside")
-    table.add_row("micro-batch", _batch_split(strategy, global_batch_size))
-    table.add_row("recompute", _recompute_text(strategy))
+    for name, value in strategy_rows(strategy, global_batch_size):
+        table.add_row(name, value)
     return table
+
+
+def strategy_rows(strategy: Strategy, global_batch_size: int) -> Iterator[tuple[str, str]]:
+    """Axis and value of :func:`strategy_table`."""
+    yield "tensor parallel", f"{strategy.tensor_parallel_size}{' + sequence parallel' if strategy.sequence_parallel else ''}"
+    yield "pipeline parallel", _pipeline_text(strategy)
+    if strategy.pipeline_layers:
+        yield "layers of stages", split_text(strategy.pipeline_layers).replace(",", ", ")
+    yield "data parallel", f"{strategy.data_parallel_size}, {_zero_text(strategy)}"
+    if strategy.context_parallel_size > 1:
+        yield "context parallel", f"{strategy.context_parallel_size}, {strategy.context_parallel_kind.value}"
+    if strategy.expert_parallel_size > 1 or strategy.expert_tensor_parallel_size > 1:
+        yield "expert parallel", f"{strategy.expert_parallel_size}, tensor parallel {strategy.expert_tensor_parallel_size} inside"
+    yield "micro-batch", _batch_split(strategy, global_batch_size)
+    yield "recompute", _recompute_text(strategy)
 
 
 def result_parts(estimate: Estimate) -> Iterator[RenderableType]:
