@@ -6,29 +6,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from autopar import __version__
 from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.economics import Objective
 from autopar.costmodel.spec.errors import NoPlanError, raise_if
+from autopar.costmodel.spec.goodput import Goodput
 from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.io.plan_file import read_plan, write_plan
 from autopar.request import build_problem, gather, problem_of, resized
 
 if TYPE_CHECKING:
+    from autopar.aims import Aims, Failures, Prices
     from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.cluster import ClusterSpec
+    from autopar.costmodel.spec.economics import Economics
     from autopar.costmodel.spec.errors import Fault
     from autopar.costmodel.spec.estimate import Estimate
     from autopar.costmodel.spec.model import ModelSpec
     from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
+    from autopar.frontier import ParetoFront
     from autopar.search import Constraints, Ranked, SearchResult
 
-__all__ = ["build_problem", "estimate", "explain", "faults", "plan", "problem_of", "read_plan", "write_plan"]
+__all__ = ["build_problem", "estimate", "explain", "faults", "pareto", "plan", "problem_of", "read_plan", "write_plan"]
 
 
 class Inputs(TypedDict, total=False):
@@ -45,6 +51,18 @@ class Inputs(TypedDict, total=False):
     profile: str | Path | Calibration | None
 
 
+class Question(Inputs, total=False):
+    """The inputs, and what ``plan`` and ``pareto`` may be told of money and failures; see :func:`autopar.aims.read_aims`."""
+
+    price: Prices | None
+    """Of a GPU-hour: ``2.5``, ``"2.5 USD"`` or ``{"h100-sxm5-80gb": 2.5}``."""
+    mtbf_node: str | float | None
+    """Mean time between failures of one node: ``"4000h"``, or seconds."""
+    checkpoint_seconds: str | float | None
+    restart_seconds: str | float | None
+    repair_time: str | float | None
+
+
 def plan(
     model: str | Path | ModelSpec,
     *,
@@ -53,9 +71,10 @@ def plan(
     maximum: Mapping[str, int] | Iterable[str] = (),
     minimum: Mapping[str, int] | Iterable[str] = (),
     forbid: Iterable[str] = (),
-    **inputs: Unpack[Inputs],
+    objective: str = "step-time",
+    **inputs: Unpack[Question],
 ) -> Plan:
-    """The fastest strategy that fits, with the runners-up.
+    """The fastest strategy that fits (or the best by another objective), with the runners-up.
 
     Args:
         model: catalog name, path of a Hugging Face ``config.json`` or its folder, or a spec.
@@ -64,31 +83,126 @@ def plan(
         maximum: sizes not to exceed, in the same forms.
         minimum: sizes to reach, in the same forms.
         forbid: techniques to leave out, ``["cp"]``.
-        inputs: the cluster, the batch and the precision, see :class:`Inputs`.
+        objective: ``step-time``, ``cost``, ``energy`` or ``memory``. On one number of GPUs the first three choose alike.
+        inputs: the cluster, the batch and the precision, prices and failures, see :class:`Inputs` and :class:`Question`.
 
     Raises:
         InvalidInputError: the question cannot mean anything; all its faults at once.
-        NoPlanError: nothing fits; says the smallest number of GPUs that would hold the model, and what uses the memory.
+        NoPlanError: nothing fits; says the smallest number of GPUs that would hold the model, and what uses the memory. Or failures
+            leave no progress.
+        UnavailableError: energy is asked for, and the device has no power figure.
 
     >>> autopar.plan("gpt-175b", gpus=256).strategy.describe()
     """
-    from autopar.search import search
-
-    faults: list[Fault] = []
-    question = gather(faults, lambda: build_problem(model, **inputs))
-    bounds = gather(faults, lambda: _constraints(fix, maximum, minimum, forbid))
-    raise_if(faults)
-    assert question is not None, "gather keeps a fault where it returns nothing"
-    assert bounds is not None, "gather keeps a fault where it returns nothing"
-    (problem, assumptions), (constraints, texts) = question, bounds
-    result = search(problem, constraints, top=max(top, 1))
+    asked = _posed(model, (fix, maximum, minimum, forbid), objective, inputs)
+    if asked.aims.objective is Objective.COST:
+        asked.aims.needs_price(asked.problem.cluster)
+    result = _searched(asked, top=max(top, 1))
     if result.best is None:
         if was_interrupted(result.summary):
             raise KeyboardInterrupt("before a strategy that fits was found")
-        raise _nothing_fits(problem, constraints, result, texts)
-    best = _estimate(problem, result.best)
+        raise _nothing_fits(asked.problem, asked.constraints, result, asked.texts)
+    return _planned(asked, result.best, result, top=max(top, 1))
+
+
+def pareto(
+    model: str | Path | ModelSpec,
+    axes: str | Iterable[str] = ("time", "memory"),
+    *,
+    fix: Mapping[str, int | str | bool] | Iterable[str] = (),
+    maximum: Mapping[str, int] | Iterable[str] = (),
+    minimum: Mapping[str, int] | Iterable[str] = (),
+    forbid: Iterable[str] = (),
+    progress: Callable[[str], None] | None = None,
+    **inputs: Unpack[Question],
+) -> ParetoFront:
+    """Every plan that no other beats on all of ``axes`` at once: time, gpus, memory, cost, energy.
+
+    With ``gpus``, ``cost`` or ``energy`` among them, numbers of GPUs up to ``gpus=`` are compared, else strategies on that number.
+
+    Args:
+        model: as for :func:`plan`, and so the constraints and the inputs.
+        axes: two or more, ``"time,memory"`` or a sequence; cost needs ``price=``.
+        progress: called with a line for each number of GPUs that was planned for.
+
+    Raises:
+        InvalidInputError: the question cannot mean anything; all its faults at once.
+        NoPlanError: nothing fits on any number of GPUs looked at.
+        UnavailableError: energy is asked for, and the device has no power figure.
+
+    >>> autopar.pareto("llama3-8b", "time,gpus,cost", gpus=64, price="2.5 USD").points
+    """
+    from autopar.frontier import Axis, Described, pareto_front, read_axes
+
+    faults: list[Fault] = []
+    chosen = gather(faults, lambda: read_axes(axes)) or ()
+    asked = gather(faults, lambda: _posed(model, (fix, maximum, minimum, forbid), "step-time", inputs))
+    if asked is not None and (Axis.COST in chosen or asked.aims.prices):
+        gather(faults, lambda: asked.aims.needs_price(asked.problem.cluster))
+    raise_if(faults)
+    assert asked is not None, "gather keeps a fault where it returns nothing"
+    words = Described(constraints=asked.texts, assumptions=asked.assumptions)
+    front = pareto_front(asked.problem, asked.constraints, chosen, asked.aims, words, progress)
+    if not front.points:
+        if front.interrupted:
+            raise KeyboardInterrupt("before a strategy that fits was found")
+        raise _nothing_fits(asked.problem, asked.constraints, _searched(asked, top=5), asked.texts)
+    return front
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A question as it was understood."""
+
+    problem: Problem
+    assumptions: tuple[str, ...]
+    constraints: Constraints
+    texts: tuple[str, ...]
+    aims: Aims
+
+
+_Bounds = tuple[
+    "Mapping[str, object] | Iterable[str]", "Mapping[str, int] | Iterable[str]", "Mapping[str, int] | Iterable[str]", "Iterable[str]"
+]
+
+
+def _posed(model: str | Path | ModelSpec, bounds: _Bounds, objective: str, given: Question) -> _Asked:
+    """The question, or all its faults at once."""
+    from autopar.aims import FAILURE_NAMES, read_aims
+
+    inputs = cast("Inputs", {name: value for name, value in given.items() if name in Inputs.__annotations__})
+    failures = cast("Failures", {name: value for name, value in given.items() if name in FAILURE_NAMES})
+    unknown = sorted(set(given) - set(inputs) - set(failures) - {"price"})
+    if unknown:
+        raise TypeError(f"plan() got an unexpected keyword argument {unknown[0]!r}")
+    faults: list[Fault] = []
+    question = gather(faults, lambda: build_problem(model, **inputs))
+    limits = gather(faults, lambda: _constraints(*bounds))
+    aims = gather(faults, lambda: read_aims(objective, given.get("price"), failures))
+    raise_if(faults)
+    assert question is not None, "gather keeps a fault where it returns nothing"
+    assert limits is not None, "gather keeps a fault where it returns nothing"
+    assert aims is not None, "gather keeps a fault where it returns nothing"
+    (problem, assumptions), (constraints, texts) = question, limits
+    return _Asked(problem=problem, assumptions=(*assumptions, *aims.assumptions), constraints=constraints, texts=texts, aims=aims)
+
+
+def _searched(asked: _Asked, *, top: int) -> SearchResult:
+    if asked.aims.objective is Objective.MEMORY:
+        from autopar.search.pareto import least_memory
+
+        return least_memory(asked.problem, asked.constraints, top=top)
+    from autopar.search import search
+
+    return search(asked.problem, asked.constraints, top=top)
+
+
+def _planned(asked: _Asked, chosen: Strategy, result: SearchResult, *, top: int) -> Plan:
+    problem, aims = asked.problem, asked.aims
+    best = _estimate(problem, chosen)
+    goodput = _goodput(asked, chosen, best)
     return Plan(
-        strategy=result.best,
+        strategy=chosen,
         estimate=best,
         inputs=PlanInputs(
             model=problem.model,
@@ -96,9 +210,10 @@ def plan(
             training=problem.training,
             framework=problem.framework.id,
             memory_reserve_bytes=problem.memory_reserve_bytes,
-            constraints=texts,
-            assumptions=assumptions,
+            constraints=asked.texts,
+            assumptions=asked.assumptions,
             calibration=problem.calibration,
+            objective=aims.objective,
         ),
         search=result.summary,
         alternatives=tuple(
@@ -110,10 +225,32 @@ def plan(
                 separated_by=_separation(problem, best, ranked) if ranked.tie else "",
             )
             for ranked in result.ranked
-            if ranked.strategy != result.best
-        )[: max(top, 1) - 1],
+            if ranked.strategy != chosen
+        )[: top - 1],
         autopar_version=__version__,
+        economics=_economics(asked, best if goodput is None else goodput),
+        goodput=goodput,
     )
+
+
+def _goodput(asked: _Asked, chosen: Strategy, best: Estimate) -> Goodput | None:
+    if asked.aims.reliability is None:
+        return None
+    from autopar.failures import goodput_of
+
+    return goodput_of(asked.problem, chosen, best.step_time_seconds, asked.aims.reliability, asked.constraints)
+
+
+def _economics(asked: _Asked, step: Estimate | Goodput) -> Economics | None:
+    """Money and energy where either was asked about; of a kept step where failures are counted in."""
+    price = asked.aims.price_of(asked.problem.cluster)
+    if price is None and asked.aims.prices:
+        asked.aims.needs_price(asked.problem.cluster)
+    if price is None and asked.aims.objective not in (Objective.COST, Objective.ENERGY):
+        return None
+    from autopar.costmodel.price import economics
+
+    return economics(asked.problem, step.expected_step_seconds if isinstance(step, Goodput) else step.step_time_seconds, price)
 
 
 def _separation(problem: Problem, best: Estimate, other: Ranked) -> str:

@@ -130,6 +130,29 @@ def strategy_options() -> Callable[[F], F]:
     )  # fmt: skip
 
 
+def aims_options() -> Callable[[F], F]:
+    """Prices, and how often nodes fail."""
+    return _chain(
+        [
+            click.option(
+                "--price", multiple=True, metavar="[DEVICE=]AMOUNT",
+                help="Price of a GPU-hour, e.g. 2.5, '2.5 USD' or h100-sxm5-80gb=2.5 (a device or a node type).",
+            ),
+            click.option("--mtbf-node", metavar="TIME", help="Mean time between failures of one node, e.g. 4000h: counts failures in."),
+            click.option("--checkpoint-seconds", metavar="SECONDS", help="What training waits for while a checkpoint is written."),
+            click.option("--restart-seconds", metavar="SECONDS", help="From a failure to the next step.  [default: as a checkpoint]"),
+            click.option("--repair-time", metavar="TIME", help="Until a failed node is back, for the spares.  [default: 1d]"),
+        ]
+    )  # fmt: skip
+
+
+def given_aims(options: dict[str, Any]) -> dict[str, Any]:
+    """The prices and the failures among ``options`` that were given."""
+    names = ("mtbf_node", "checkpoint_seconds", "restart_seconds", "repair_time")
+    given = {name: options[name] for name in names if options.get(name) is not None}
+    return {**given, "price": options["price"]} if options.get("price") else given
+
+
 def json_option(function: F) -> F:
     """``--json``."""
     return click.option("--json", "as_json", is_flag=True, help="One JSON document with schema_version, for programs.")(function)
