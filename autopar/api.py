@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from autopar.explanation import Explanation
     from autopar.frontier import ParetoFront
     from autopar.search import Constraints, Ranked, SearchResult
+    from autopar.whatif import WhatIf
 
-__all__ = ["build_problem", "estimate", "explain", "faults", "pareto", "plan", "problem_of", "read_plan", "write_plan"]
+__all__ = ["build_problem", "estimate", "explain", "faults", "pareto", "plan", "problem_of", "read_plan", "whatif", "write_plan"]
 
 
 class Inputs(TypedDict, total=False):
@@ -297,6 +298,59 @@ def explain(
 
     problem, chosen, _ = resolve(model, strategy, **inputs)
     return explain_strategy(problem, chosen)
+
+
+def whatif(
+    model: str | Path | ModelSpec | Plan | Problem,
+    *,
+    strategy: Strategy | Mapping[str, object] | None = None,
+    changes: Iterable[str] = ("nodes=+1", "nodes=-1", "batch=x2", "network=x0.5", "sequence=x2"),
+    **inputs: Unpack[Inputs],
+) -> WhatIf:
+    """What becomes of a strategy, and of the plan, after each of ``changes``: a plateau, a replan or a cliff.
+
+    Args:
+        model: as for :func:`estimate`. Of a :class:`Plan` the constraints are kept; a model without a strategy is planned first.
+        strategy: as for :func:`estimate`.
+        changes: ``nodes=+1``, ``gpus=512``, ``batch=x2``, ``sequence=8192``, ``network=x0.5``; see :func:`autopar.whatif.changes_of`.
+        inputs: the cluster, the batch and the precision, see :class:`Inputs`.
+
+    Raises:
+        InvalidInputError: the question or a change cannot mean anything; all faults at once.
+        NoPlanError: nothing fits to begin with, or the strategy does not run.
+    """
+    from autopar.whatif import changes_of, what_if
+
+    if strategy is None and not isinstance(model, Plan | Problem):
+        model = plan(model, top=1, **inputs)
+        inputs = {}
+    problem, chosen, _ = resolve(model, strategy, **inputs)
+    perturbed = changes_of(problem, changes)
+    _refuse_unless_it_runs(problem, chosen)
+    constraints = _parsed_constraints(model.inputs.constraints if isinstance(model, Plan) else ())
+    return what_if(problem, chosen, perturbed, constraints)
+
+
+def _refuse_unless_it_runs(problem: Problem, strategy: Strategy) -> None:
+    from autopar.no_plan import NoPlan
+    from autopar.search.feasibility import memory_fault
+
+    now = estimate(problem, strategy=strategy)
+    if now.fits:
+        return
+    fault = memory_fault(now.peak_memory_bytes, now.memory_capacity_bytes)
+    refused = () if fault is None else (fault,)
+    message = refusal_text(strategy, refused)
+    raise NoPlanError(message, NoPlan(reasons=tuple(message.splitlines()), faults=refused, strategy=strategy))
+
+
+def _parsed_constraints(texts: Iterable[str]) -> Constraints:
+    """The constraints of a plan file back from the words it keeps them in: ``tp=8``, ``max tp=8``, ``forbid cp``."""
+    words: dict[str, list[str]] = {"fix": [], "max": [], "min": [], "forbid": []}
+    for text in texts:
+        kind, _, rest = text.rpartition(" ")
+        words[kind or "fix"].append(rest)
+    return _constraints(words["fix"], words["max"], words["min"], words["forbid"])[0]
 
 
 def resolve(

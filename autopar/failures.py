@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LEAST_USEFUL = 0.01
 """A smaller useful fraction is no progress."""
 MAX_ODD = 15
-WORTH_PLANNING = 0.7
+WORTH_PLANNING = 0.75
 """Of the GPUs that are there: fewer would have to be used that much better to be faster."""
 
 
@@ -131,4 +131,4 @@ def sizes_within(gpus: int, per_node: int, strategy: Strategy, batch: int) -> tu
     nodes = gpus // per_node
     doubled = {odd << (nodes // odd).bit_length() - 1 for odd in range(1, MAX_ODD + 1, 2) if odd <= nodes}
     sizes = {gpus, next(replicas, 0) * shape, *(count * per_node for count in doubled if count >= WORTH_PLANNING * nodes)}
-    return tuple(sorted((size for size in sizes if size and size % per_node == 0), reverse=True))
+    return tuple(sorted((size for size in sizes if size == gpus or (size and size % per_node == 0)), reverse=True))
