@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from autopar import __version__
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.economics import Objective
-from autopar.costmodel.spec.errors import NoPlanError, raise_if
+from autopar.costmodel.spec.errors import Fault, NoPlanError, raise_if
 from autopar.costmodel.spec.goodput import Goodput
 from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs
 from autopar.costmodel.spec.strategy import Strategy
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.cluster import ClusterSpec
     from autopar.costmodel.spec.economics import Economics
-    from autopar.costmodel.spec.errors import Fault
     from autopar.costmodel.spec.estimate import Estimate
     from autopar.costmodel.spec.model import ModelSpec
     from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
     from autopar.frontier import ParetoFront
     from autopar.search import Constraints, Ranked, SearchResult
+    from autopar.sizing import Missed, Sizing, Task
     from autopar.whatif import WhatIf
 
-__all__ = ["build_problem", "estimate", "explain", "faults", "pareto", "plan", "problem_of", "read_plan", "whatif", "write_plan"]
+__all__ = ["build_problem", "estimate", "explain", "faults", "pareto", "plan", "problem_of", "read_plan", "size", "whatif", "write_plan"]
 
 
 class Inputs(TypedDict, total=False):
@@ -151,6 +151,147 @@ def pareto(
     return front
 
 
+def size(
+    model: str | Path | ModelSpec,
+    *,
+    tokens: str | float,
+    deadline: str | float,
+    max_gpus: int | None = None,
+    fix: Mapping[str, int | str | bool] | Iterable[str] = (),
+    maximum: Mapping[str, int] | Iterable[str] = (),
+    minimum: Mapping[str, int] | Iterable[str] = (),
+    forbid: Iterable[str] = (),
+    progress: Callable[[str], None] | None = None,
+    **inputs: Unpack[Question],
+) -> Sizing:
+    """The fewest GPUs that train ``model`` on ``tokens`` by ``deadline``, on each cluster asked about, the cheapest first.
+
+    The clusters are the one that ``gpu`` or ``cluster`` names, else every one that has a price, else the default one.
+
+    Args:
+        model: as for :func:`plan`, and so the constraints and the inputs; ``gpus`` is what is asked for.
+        tokens: of the whole run: ``"15T"`` or a number.
+        deadline: ``"30d"``, or seconds.
+        max_gpus: no more than these; 131,072, or what a cluster file has.
+        progress: called with a line for each number of GPUs that was planned for.
+
+    Raises:
+        InvalidInputError: the question cannot mean anything; all its faults at once.
+        NoPlanError: no number of GPUs meets the deadline on any of the clusters: says why, and the least change that does.
+
+    >>> autopar.size("llama3-70b", tokens="15T", deadline="60d", price={"h100-sxm5-80gb": 2.5, "b200-sxm": 5}).clusters[0].fewest
+    """
+    from autopar.sizing import Sized, Sizing, in_order, missed_text, size_on
+
+    asked = _size_question(model, (fix, maximum, minimum, forbid), tokens, deadline, max_gpus, inputs)
+    found = [size_on(problem, replace(asked.task, max_gpus=limit), progress) for problem, limit in asked.problems]
+    clusters = in_order([each for each in found if isinstance(each, Sized)])
+    missed = (*asked.unusable, *(each for each in found if not isinstance(each, Sized)))
+    training = asked.problems[0][0].training if asked.problems else None
+    answer = Sizing(
+        model=asked.model,
+        tokens=asked.task.tokens,
+        deadline_seconds=asked.task.deadline_seconds,
+        num_steps=asked.task.steps(asked.problems[0][0]) if asked.problems else 0,
+        global_batch_size=training.global_batch_size if training else 0,
+        sequence_length=training.sequence_length if training else 0,
+        clusters=clusters,
+        missed=missed,
+        currency=next((price.currency for price in asked.task.aims.prices.values()), ""),
+        constraints=asked.texts,
+        assumptions=asked.assumptions,
+        fits=bool(clusters),
+    )
+    if not clusters:
+        raise NoPlanError(missed_text(asked.task, asked.model, missed), answer)
+    return answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SizeQuestion:
+    """The question of :func:`size` as it was understood."""
+
+    model: str
+    task: Task
+    problems: tuple[tuple[Problem, int], ...]
+    """With the most GPUs to look at."""
+    unusable: tuple[Missed, ...]
+    """Clusters that the question cannot be put to: a precision they do not have."""
+    texts: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+
+def _size_question(
+    model: str | Path | ModelSpec, bounds: _Bounds, tokens: str | float, deadline: str | float, max_gpus: int | None, given: Question
+) -> _SizeQuestion:
+    """All faults at once; of several clusters those that fit the question stay, and the others are named."""
+    from autopar.aims import read_aims
+    from autopar.io.quantities import parse_duration, parse_tokens
+    from autopar.sizing import MAX_GPUS, Missed, Task
+
+    inputs, failures = _split(given, "size")
+    faults: list[Fault] = []
+    count = gather(faults, lambda: parse_tokens(tokens))
+    seconds = gather(faults, lambda: parse_duration(deadline, field="--deadline"))
+    limits = gather(faults, lambda: _constraints(*bounds))
+    aims = gather(faults, lambda: read_aims("step-time", given.get("price"), failures))
+    if inputs.get("gpus") is not None:
+        faults.append(Fault(field="gpus", given=str(inputs["gpus"]), required="is what is asked for", fix="max_gpus bounds it"))
+    if max_gpus is not None and not 1 <= max_gpus <= MAX_GPUS:
+        faults.append(Fault(field="max_gpus", given=str(max_gpus), required=f"a whole number from 1 to {MAX_GPUS:,}"))
+    clusters = _clusters_asked(inputs, aims)
+    problems, unusable, notes = [], [], []
+    for cluster in clusters:
+        own: list[Fault] = []
+        found = gather(own, lambda cluster=cluster: build_problem(model, **{**inputs, **cluster}))  # type: ignore[misc]
+        if found is None and len(clusters) > 1 and not faults:
+            name = str(cluster.get("cluster"))
+            unusable.append(Missed(cluster=name, device=name, reasons=tuple(map(str, own)), fastest=None))
+        faults += own if found is None and len(clusters) == 1 else []
+        if found is not None:
+            notes += [note for note in found[1] if not note.startswith(("GPUs:", "nodes:"))]
+            has_size = "gpus" not in cluster
+            problems.append((found[0], max_gpus or (found[0].cluster.num_gpus if has_size else MAX_GPUS)))
+            if aims is not None and aims.prices:
+                gather(faults, lambda found=found: aims.needs_price(found[0].cluster))  # type: ignore[misc]
+    if not problems and not faults:
+        faults += [Fault(field=each.cluster, given="", required="; ".join(each.reasons)) for each in unusable]
+    raise_if(faults)
+    assert count is not None, "gather keeps a fault where it returns nothing"
+    assert seconds is not None, "gather keeps a fault where it returns nothing"
+    assert limits is not None, "gather keeps a fault where it returns nothing"
+    assert aims is not None, "gather keeps a fault where it returns nothing"
+    task = Task(tokens=count, deadline_seconds=seconds, max_gpus=MAX_GPUS, constraints=limits[0], aims=aims)
+    return _SizeQuestion(
+        model=problems[0][0].model.name,
+        task=task,
+        problems=tuple(problems),
+        unusable=tuple(unusable),
+        texts=limits[1],
+        assumptions=tuple(dict.fromkeys((*notes, *aims.assumptions))),
+    )
+
+
+def _clusters_asked(inputs: Inputs, aims: Aims | None) -> list[Inputs]:
+    """The clusters to look at, each as one node of it; a cluster that says its own size keeps it."""
+    from autopar.catalog import hardware
+    from autopar.request import DEFAULT_DEVICE
+
+    named = inputs.get("cluster")
+    if named is not None and (not isinstance(named, str) or named not in hardware.cluster_names()):
+        return [{}]
+    if named is not None:
+        return [{"gpus": hardware.cluster(named, 1).gpus_per_node}]
+    if inputs.get("gpu") is not None:
+        names = [hardware.device(str(inputs["gpu"])).default_cluster]
+    else:
+        priced = [name for name in (aims.prices if aims else ()) if name]
+        names = [name if name in hardware.cluster_names() else hardware.device(name).default_cluster for name in priced]
+        names = list(dict.fromkeys(names)) or [hardware.device(DEFAULT_DEVICE).default_cluster]
+    own = [hardware.cluster(name, 1).gpus_per_node for name in names]
+    return [{"cluster": name, "gpu": None, "gpus": node} for name, node in zip(names, own, strict=True)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
     """A question as it was understood."""
@@ -169,13 +310,9 @@ _Bounds = tuple[
 
 def _posed(model: str | Path | ModelSpec, bounds: _Bounds, objective: str, given: Question) -> _Asked:
     """The question, or all its faults at once."""
-    from autopar.aims import FAILURE_NAMES, read_aims
+    from autopar.aims import read_aims
 
-    inputs = cast("Inputs", {name: value for name, value in given.items() if name in Inputs.__annotations__})
-    failures = cast("Failures", {name: value for name, value in given.items() if name in FAILURE_NAMES})
-    unknown = sorted(set(given) - set(inputs) - set(failures) - {"price"})
-    if unknown:
-        raise TypeError(f"plan() got an unexpected keyword argument {unknown[0]!r}")
+    inputs, failures = _split(given, "plan")
     faults: list[Fault] = []
     question = gather(faults, lambda: build_problem(model, **inputs))
     limits = gather(faults, lambda: _constraints(*bounds))
@@ -186,6 +323,18 @@ def _posed(model: str | Path | ModelSpec, bounds: _Bounds, objective: str, given
     assert aims is not None, "gather keeps a fault where it returns nothing"
     (problem, assumptions), (constraints, texts) = question, limits
     return _Asked(problem=problem, assumptions=(*assumptions, *aims.assumptions), constraints=constraints, texts=texts, aims=aims)
+
+
+def _split(given: Question, function: str) -> tuple[Inputs, Failures]:
+    """The keywords of a call apart: what the problem is made of, and how often nodes fail."""
+    from autopar.aims import FAILURE_NAMES
+
+    inputs = cast("Inputs", {name: value for name, value in given.items() if name in Inputs.__annotations__})
+    failures = cast("Failures", {name: value for name, value in given.items() if name in FAILURE_NAMES})
+    unknown = sorted(set(given) - set(inputs) - set(failures) - {"price"})
+    if unknown:
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown[0]!r}")
+    return inputs, failures
 
 
 def _searched(asked: _Asked, *, top: int) -> SearchResult:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from .app import EXIT_INTERRUPTED
-from .options import WholeNumber, aims_options, given_aims, given_inputs, input_options, json_option
+from .options import WholeNumber, aims_options, constraint_options, given_aims, given_constraints, given_inputs, input_options, json_option
 
 EPILOG = """\b
 Examples:
@@ -54,10 +54,7 @@ class SeveralValues(click.Command):
 
 @click.command("plan", cls=SeveralValues, epilog=EPILOG)
 @input_options(required=True)
-@click.option("--fix", multiple=True, metavar="NAME=VALUE", help="Keep to this value, e.g. tp=8.")
-@click.option("--max", "maximum", multiple=True, metavar="NAME=N", help="No more than this, e.g. tp=8.")
-@click.option("--min", "minimum", multiple=True, metavar="NAME=N", help="No less than this, e.g. pp=2.")
-@click.option("--forbid", multiple=True, metavar="NAME", help="Leave this technique out, e.g. cp.")
+@constraint_options()
 @click.option("--top", type=WholeNumber(1, 1000), default=5, show_default=True, metavar="K", help="Strategies reported, the best included.")
 @click.option(
     "--objective",
@@ -88,7 +85,7 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
             options["model"],
             top=options["top"],
             objective=options["objective"],
-            **constraints(options),
+            **given_constraints(options),
             **given_aims(options),
             **given_inputs(options),
         )
@@ -105,11 +102,6 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
     if was_interrupted(found.search):
         note("interrupted: this is the best of the strategies seen so far")
         ctx.exit(EXIT_INTERRUPTED)
-
-
-def constraints(options: dict[str, Any]) -> dict[str, Any]:
-    """The bounds among ``options``, as the API takes them."""
-    return {name: options[name] for name in ("fix", "maximum", "minimum", "forbid")}
 
 
 def _print_front(ctx: click.Context, as_json: bool, options: dict[str, Any]) -> None:
@@ -130,7 +122,7 @@ def _print_front(ctx: click.Context, as_json: bool, options: dict[str, Any]) -> 
             options["model"],
             options["pareto"],
             progress=note if sys.stderr.isatty() else None,
-            **constraints(options),
+            **given_constraints(options),
             **given_aims(options),
             **given_inputs(options),
         )
