@@ -6,31 +6,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from autopar import __version__
 from autopar.costmodel.problem import Problem
-from autopar.costmodel.spec.errors import InvalidInputError, NoPlanError, raise_if
+from autopar.costmodel.spec.economics import Objective
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, raise_if
+from autopar.costmodel.spec.goodput import Goodput
 from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.io.plan_file import read_plan, write_plan
 from autopar.request import build_problem, gather, problem_of, resized
 
 if TYPE_CHECKING:
+    from autopar.aims import Aims, Failures, Prices
     from autopar.comparison import Candidate, Comparison
     from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.cluster import ClusterSpec
-    from autopar.costmodel.spec.errors import Fault
+    from autopar.costmodel.spec.economics import Economics
     from autopar.costmodel.spec.estimate import Estimate
     from autopar.costmodel.spec.model import ModelSpec
     from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
+    from autopar.frontier import ParetoFront
     from autopar.search import Constraints, Ranked, SearchResult
+    from autopar.sizing import Missed, Sizing, Task
+    from autopar.whatif import WhatIf
 
-__all__ = ["build_problem", "compare", "estimate", "explain", "faults", "plan", "problem_of", "read_plan", "write_plan"]
+__all__ = [
+    "build_problem",
+    "compare",
+    "estimate",
+    "explain",
+    "faults",
+    "pareto",
+    "plan",
+    "problem_of",
+    "read_plan",
+    "size",
+    "whatif",
+    "write_plan",
+]
 
 
 class Inputs(TypedDict, total=False):
@@ -47,6 +66,18 @@ class Inputs(TypedDict, total=False):
     profile: str | Path | Calibration | None
 
 
+class Question(Inputs, total=False):
+    """The inputs, and what ``plan`` and ``pareto`` may be told of money and failures; see :func:`autopar.aims.read_aims`."""
+
+    price: Prices | None
+    """Of a GPU-hour: ``2.5``, ``"2.5 USD"`` or ``{"h100-sxm5-80gb": 2.5}``."""
+    mtbf_node: str | float | None
+    """Mean time between failures of one node: ``"4000h"``, or seconds."""
+    checkpoint_seconds: str | float | None
+    restart_seconds: str | float | None
+    repair_time: str | float | None
+
+
 def plan(
     model: str | Path | ModelSpec,
     *,
@@ -55,9 +86,10 @@ def plan(
     maximum: Mapping[str, int] | Iterable[str] = (),
     minimum: Mapping[str, int] | Iterable[str] = (),
     forbid: Iterable[str] = (),
-    **inputs: Unpack[Inputs],
+    objective: str = "step-time",
+    **inputs: Unpack[Question],
 ) -> Plan:
-    """The fastest strategy that fits, with the runners-up.
+    """The fastest strategy that fits (or the best by another objective), with the runners-up.
 
     Args:
         model: catalog name, path of a Hugging Face ``config.json`` or its folder, or a spec.
@@ -66,31 +98,275 @@ def plan(
         maximum: sizes not to exceed, in the same forms.
         minimum: sizes to reach, in the same forms.
         forbid: techniques to leave out, ``["cp"]``.
-        inputs: the cluster, the batch and the precision, see :class:`Inputs`.
+        objective: ``step-time``, ``cost``, ``energy`` or ``memory``. On one number of GPUs the first three choose alike.
+        inputs: the cluster, the batch and the precision, prices and failures, see :class:`Inputs` and :class:`Question`.
 
     Raises:
         InvalidInputError: the question cannot mean anything; all its faults at once.
-        NoPlanError: nothing fits; says the smallest number of GPUs that would hold the model, and what uses the memory.
+        NoPlanError: nothing fits; says the smallest number of GPUs that would hold the model, and what uses the memory. Or failures
+            leave no progress.
+        UnavailableError: energy is asked for, and the device has no power figure.
 
     >>> autopar.plan("gpt-175b", gpus=256).strategy.describe()
     """
-    from autopar.search import search
-
-    faults: list[Fault] = []
-    question = gather(faults, lambda: build_problem(model, **inputs))
-    bounds = gather(faults, lambda: _constraints(fix, maximum, minimum, forbid))
-    raise_if(faults)
-    assert question is not None, "gather keeps a fault where it returns nothing"
-    assert bounds is not None, "gather keeps a fault where it returns nothing"
-    (problem, assumptions), (constraints, texts) = question, bounds
-    result = search(problem, constraints, top=max(top, 1))
+    asked = _posed(model, (fix, maximum, minimum, forbid), objective, inputs)
+    if asked.aims.objective is Objective.COST:
+        asked.aims.needs_price(asked.problem.cluster)
+    result = _searched(asked, top=max(top, 1))
     if result.best is None:
         if was_interrupted(result.summary):
             raise KeyboardInterrupt("before a strategy that fits was found")
-        raise _nothing_fits(problem, constraints, result, texts)
-    best = _estimate(problem, result.best)
+        raise _nothing_fits(asked.problem, asked.constraints, result, asked.texts)
+    return _planned(asked, result.best, result, top=max(top, 1))
+
+
+def pareto(
+    model: str | Path | ModelSpec,
+    axes: str | Iterable[str] = ("time", "memory"),
+    *,
+    fix: Mapping[str, int | str | bool] | Iterable[str] = (),
+    maximum: Mapping[str, int] | Iterable[str] = (),
+    minimum: Mapping[str, int] | Iterable[str] = (),
+    forbid: Iterable[str] = (),
+    progress: Callable[[str], None] | None = None,
+    **inputs: Unpack[Question],
+) -> ParetoFront:
+    """Every plan that no other beats on all of ``axes`` at once: time, gpus, memory, cost, energy.
+
+    With ``gpus``, ``cost`` or ``energy`` among them, numbers of GPUs up to ``gpus=`` are compared, else strategies on that number.
+
+    Args:
+        model: as for :func:`plan`, and so the constraints and the inputs.
+        axes: two or more, ``"time,memory"`` or a sequence; cost needs ``price=``.
+        progress: called with a line for each number of GPUs that was planned for.
+
+    Raises:
+        InvalidInputError: the question cannot mean anything; all its faults at once.
+        NoPlanError: nothing fits on any number of GPUs looked at.
+        UnavailableError: energy is asked for, and the device has no power figure.
+
+    >>> autopar.pareto("llama3-8b", "time,gpus,cost", gpus=64, price="2.5 USD").points
+    """
+    from autopar.frontier import Axis, Described, pareto_front, read_axes
+
+    faults: list[Fault] = []
+    chosen = gather(faults, lambda: read_axes(axes)) or ()
+    asked = gather(faults, lambda: _posed(model, (fix, maximum, minimum, forbid), "step-time", inputs))
+    if asked is not None and (Axis.COST in chosen or asked.aims.prices):
+        gather(faults, lambda: asked.aims.needs_price(asked.problem.cluster))
+    raise_if(faults)
+    assert asked is not None, "gather keeps a fault where it returns nothing"
+    words = Described(constraints=asked.texts, assumptions=asked.assumptions)
+    front = pareto_front(asked.problem, asked.constraints, chosen, asked.aims, words, progress)
+    if not front.points:
+        if front.interrupted:
+            raise KeyboardInterrupt("before a strategy that fits was found")
+        raise _nothing_fits(asked.problem, asked.constraints, _searched(asked, top=5), asked.texts)
+    return front
+
+
+def size(
+    model: str | Path | ModelSpec,
+    *,
+    tokens: str | float,
+    deadline: str | float,
+    max_gpus: int | None = None,
+    fix: Mapping[str, int | str | bool] | Iterable[str] = (),
+    maximum: Mapping[str, int] | Iterable[str] = (),
+    minimum: Mapping[str, int] | Iterable[str] = (),
+    forbid: Iterable[str] = (),
+    progress: Callable[[str], None] | None = None,
+    **inputs: Unpack[Question],
+) -> Sizing:
+    """The fewest GPUs that train ``model`` on ``tokens`` by ``deadline``, on each cluster asked about, the cheapest first.
+
+    The clusters are the one that ``gpu`` or ``cluster`` names, else every one that has a price, else the default one.
+
+    Args:
+        model: as for :func:`plan`, and so the constraints and the inputs; ``gpus`` is what is asked for.
+        tokens: of the whole run: ``"15T"`` or a number.
+        deadline: ``"30d"``, or seconds.
+        max_gpus: no more than these; 131,072, or what a cluster file has.
+        progress: called with a line for each number of GPUs that was planned for.
+
+    Raises:
+        InvalidInputError: the question cannot mean anything; all its faults at once.
+        NoPlanError: no number of GPUs meets the deadline on any of the clusters: says why, and the least change that does.
+
+    >>> autopar.size("llama3-70b", tokens="15T", deadline="60d", price={"h100-sxm5-80gb": 2.5, "b200-sxm": 5}).clusters[0].fewest
+    """
+    from autopar.sizing import Sized, Sizing, in_order, missed_text, size_on
+
+    asked = _size_question(model, (fix, maximum, minimum, forbid), tokens, deadline, max_gpus, inputs)
+    found = [size_on(problem, replace(asked.task, max_gpus=limit), progress) for problem, limit in asked.problems]
+    clusters = in_order([each for each in found if isinstance(each, Sized)])
+    missed = (*asked.unusable, *(each for each in found if not isinstance(each, Sized)))
+    training = asked.problems[0][0].training if asked.problems else None
+    answer = Sizing(
+        model=asked.model,
+        tokens=asked.task.tokens,
+        deadline_seconds=asked.task.deadline_seconds,
+        num_steps=asked.task.steps(asked.problems[0][0]) if asked.problems else 0,
+        global_batch_size=training.global_batch_size if training else 0,
+        sequence_length=training.sequence_length if training else 0,
+        clusters=clusters,
+        missed=missed,
+        currency=next((price.currency for price in asked.task.aims.prices.values()), ""),
+        constraints=asked.texts,
+        assumptions=asked.assumptions,
+        fits=bool(clusters),
+    )
+    if not clusters:
+        raise NoPlanError(missed_text(asked.task, asked.model, missed), answer)
+    return answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SizeQuestion:
+    """The question of :func:`size` as it was understood."""
+
+    model: str
+    task: Task
+    problems: tuple[tuple[Problem, int], ...]
+    """With the most GPUs to look at."""
+    unusable: tuple[Missed, ...]
+    """Clusters that the question cannot be put to: a precision they do not have."""
+    texts: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+
+def _size_question(
+    model: str | Path | ModelSpec, bounds: _Bounds, tokens: str | float, deadline: str | float, max_gpus: int | None, given: Question
+) -> _SizeQuestion:
+    """All faults at once; of several clusters those that fit the question stay, and the others are named."""
+    from autopar.aims import read_aims
+    from autopar.io.quantities import parse_duration, parse_tokens
+    from autopar.sizing import MAX_GPUS, Missed, Task
+
+    inputs, failures = _split(given, "size")
+    faults: list[Fault] = []
+    count = gather(faults, lambda: parse_tokens(tokens))
+    seconds = gather(faults, lambda: parse_duration(deadline, field="--deadline"))
+    limits = gather(faults, lambda: _constraints(*bounds))
+    aims = gather(faults, lambda: read_aims("step-time", given.get("price"), failures))
+    if inputs.get("gpus") is not None:
+        faults.append(Fault(field="gpus", given=str(inputs["gpus"]), required="is what is asked for", fix="max_gpus bounds it"))
+    if max_gpus is not None and not 1 <= max_gpus <= MAX_GPUS:
+        faults.append(Fault(field="max_gpus", given=str(max_gpus), required=f"a whole number from 1 to {MAX_GPUS:,}"))
+    clusters = _clusters_asked(inputs, aims)
+    problems, unusable, notes = [], [], []
+    for cluster in clusters:
+        own: list[Fault] = []
+        found = gather(own, lambda cluster=cluster: build_problem(model, **{**inputs, **cluster}))  # type: ignore[misc]
+        if found is None and len(clusters) > 1 and not faults:
+            name = str(cluster.get("cluster"))
+            unusable.append(Missed(cluster=name, device=name, reasons=tuple(map(str, own)), fastest=None))
+        faults += own if found is None and len(clusters) == 1 else []
+        if found is not None:
+            notes += [note for note in found[1] if not note.startswith(("GPUs:", "nodes:"))]
+            has_size = "gpus" not in cluster
+            problems.append((found[0], max_gpus or (found[0].cluster.num_gpus if has_size else MAX_GPUS)))
+            if aims is not None and aims.prices:
+                gather(faults, lambda found=found: aims.needs_price(found[0].cluster))  # type: ignore[misc]
+    if not problems and not faults:
+        faults += [Fault(field=each.cluster, given="", required="; ".join(each.reasons)) for each in unusable]
+    raise_if(faults)
+    assert count is not None, "gather keeps a fault where it returns nothing"
+    assert seconds is not None, "gather keeps a fault where it returns nothing"
+    assert limits is not None, "gather keeps a fault where it returns nothing"
+    assert aims is not None, "gather keeps a fault where it returns nothing"
+    task = Task(tokens=count, deadline_seconds=seconds, max_gpus=MAX_GPUS, constraints=limits[0], aims=aims)
+    return _SizeQuestion(
+        model=problems[0][0].model.name,
+        task=task,
+        problems=tuple(problems),
+        unusable=tuple(unusable),
+        texts=limits[1],
+        assumptions=tuple(dict.fromkeys((*notes, *aims.assumptions))),
+    )
+
+
+def _clusters_asked(inputs: Inputs, aims: Aims | None) -> list[Inputs]:
+    """The clusters to look at, each as one node of it; a cluster that says its own size keeps it."""
+    from autopar.catalog import hardware
+    from autopar.request import DEFAULT_DEVICE
+
+    named = inputs.get("cluster")
+    if named is not None and (not isinstance(named, str) or named not in hardware.cluster_names()):
+        return [{}]
+    if named is not None:
+        return [{"gpus": hardware.cluster(named, 1).gpus_per_node}]
+    if inputs.get("gpu") is not None:
+        names = [hardware.device(str(inputs["gpu"])).default_cluster]
+    else:
+        priced = [name for name in (aims.prices if aims else ()) if name]
+        names = [name if name in hardware.cluster_names() else hardware.device(name).default_cluster for name in priced]
+        names = list(dict.fromkeys(names)) or [hardware.device(DEFAULT_DEVICE).default_cluster]
+    own = [hardware.cluster(name, 1).gpus_per_node for name in names]
+    return [{"cluster": name, "gpu": None, "gpus": node} for name, node in zip(names, own, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A question as it was understood."""
+
+    problem: Problem
+    assumptions: tuple[str, ...]
+    constraints: Constraints
+    texts: tuple[str, ...]
+    aims: Aims
+
+
+_Bounds = tuple[
+    "Mapping[str, object] | Iterable[str]", "Mapping[str, int] | Iterable[str]", "Mapping[str, int] | Iterable[str]", "Iterable[str]"
+]
+
+
+def _posed(model: str | Path | ModelSpec, bounds: _Bounds, objective: str, given: Question) -> _Asked:
+    """The question, or all its faults at once."""
+    from autopar.aims import read_aims
+
+    inputs, failures = _split(given, "plan")
+    faults: list[Fault] = []
+    question = gather(faults, lambda: build_problem(model, **inputs))
+    limits = gather(faults, lambda: _constraints(*bounds))
+    aims = gather(faults, lambda: read_aims(objective, given.get("price"), failures))
+    raise_if(faults)
+    assert question is not None, "gather keeps a fault where it returns nothing"
+    assert limits is not None, "gather keeps a fault where it returns nothing"
+    assert aims is not None, "gather keeps a fault where it returns nothing"
+    (problem, assumptions), (constraints, texts) = question, limits
+    return _Asked(problem=problem, assumptions=(*assumptions, *aims.assumptions), constraints=constraints, texts=texts, aims=aims)
+
+
+def _split(given: Question, function: str) -> tuple[Inputs, Failures]:
+    """The keywords of a call apart: what the problem is made of, and how often nodes fail."""
+    from autopar.aims import FAILURE_NAMES
+
+    inputs = cast("Inputs", {name: value for name, value in given.items() if name in Inputs.__annotations__})
+    failures = cast("Failures", {name: value for name, value in given.items() if name in FAILURE_NAMES})
+    unknown = sorted(set(given) - set(inputs) - set(failures) - {"price"})
+    if unknown:
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown[0]!r}")
+    return inputs, failures
+
+
+def _searched(asked: _Asked, *, top: int) -> SearchResult:
+    if asked.aims.objective is Objective.MEMORY:
+        from autopar.search.pareto import least_memory
+
+        return least_memory(asked.problem, asked.constraints, top=top)
+    from autopar.search import search
+
+    return search(asked.problem, asked.constraints, top=top)
+
+
+def _planned(asked: _Asked, chosen: Strategy, result: SearchResult, *, top: int) -> Plan:
+    problem, aims = asked.problem, asked.aims
+    best = _estimate(problem, chosen)
+    goodput = _goodput(asked, chosen, best)
     return Plan(
-        strategy=result.best,
+        strategy=chosen,
         estimate=best,
         inputs=PlanInputs(
             model=problem.model,
@@ -98,9 +374,10 @@ def plan(
             training=problem.training,
             framework=problem.framework.id,
             memory_reserve_bytes=problem.memory_reserve_bytes,
-            constraints=texts,
-            assumptions=assumptions,
+            constraints=asked.texts,
+            assumptions=asked.assumptions,
             calibration=problem.calibration,
+            objective=aims.objective,
         ),
         search=result.summary,
         alternatives=tuple(
@@ -112,10 +389,32 @@ def plan(
                 separated_by=_separation(problem, best, ranked) if ranked.tie else "",
             )
             for ranked in result.ranked
-            if ranked.strategy != result.best
-        )[: max(top, 1) - 1],
+            if ranked.strategy != chosen
+        )[: top - 1],
         autopar_version=__version__,
+        economics=_economics(asked, best if goodput is None else goodput),
+        goodput=goodput,
     )
+
+
+def _goodput(asked: _Asked, chosen: Strategy, best: Estimate) -> Goodput | None:
+    if asked.aims.reliability is None:
+        return None
+    from autopar.failures import goodput_of
+
+    return goodput_of(asked.problem, chosen, best.step_time_seconds, asked.aims.reliability, asked.constraints)
+
+
+def _economics(asked: _Asked, step: Estimate | Goodput) -> Economics | None:
+    """Money and energy where either was asked about; of a kept step where failures are counted in."""
+    price = asked.aims.price_of(asked.problem.cluster)
+    if price is None and asked.aims.prices:
+        asked.aims.needs_price(asked.problem.cluster)
+    if price is None and asked.aims.objective not in (Objective.COST, Objective.ENERGY):
+        return None
+    from autopar.costmodel.price import economics
+
+    return economics(asked.problem, step.expected_step_seconds if isinstance(step, Goodput) else step.step_time_seconds, price)
 
 
 def _separation(problem: Problem, best: Estimate, other: Ranked) -> str:
@@ -187,14 +486,14 @@ def compare(
     from autopar.comparison import compare as side_by_side
 
     faults: list[Fault] = []
-    asked = [one for each in plans if (one := gather(faults, lambda given=each: _asked(given))) is not None]  # type: ignore[misc]
+    asked = [one for each in plans if (one := gather(faults, lambda given=each: _named_plan(given))) is not None]  # type: ignore[misc]
     raise_if(faults)
     given = () if price_per_gpu_hour is None else price_per_gpu_hour
     per_hour = (float(given),) if isinstance(given, int | float) else tuple(given)
     return side_by_side(_candidates(asked), Prices(per_gpu_hour=per_hour, tokens=tokens))
 
 
-def _asked(given: str | Path | Plan | tuple[Problem, Strategy]) -> tuple[str, Problem, Strategy, Plan | None]:
+def _named_plan(given: str | Path | Plan | tuple[Problem, Strategy]) -> tuple[str, Problem, Strategy, Plan | None]:
     """Name, problem and strategy of one of the plans to compare, and the plan that they come from.
 
     Raises:
@@ -243,6 +542,59 @@ def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> 
         message = "\n".join(messages)
         raise NoPlanError(message, NoPlan(reasons=tuple(message.splitlines()), faults=tuple(refused)))
     return tuple(found)
+
+
+def whatif(
+    model: str | Path | ModelSpec | Plan | Problem,
+    *,
+    strategy: Strategy | Mapping[str, object] | None = None,
+    changes: Iterable[str] = ("nodes=+1", "nodes=-1", "batch=x2", "network=x0.5", "sequence=x2"),
+    **inputs: Unpack[Inputs],
+) -> WhatIf:
+    """What becomes of a strategy, and of the plan, after each of ``changes``: a plateau, a replan or a cliff.
+
+    Args:
+        model: as for :func:`estimate`. Of a :class:`Plan` the constraints are kept; a model without a strategy is planned first.
+        strategy: as for :func:`estimate`.
+        changes: ``nodes=+1``, ``gpus=512``, ``batch=x2``, ``sequence=8192``, ``network=x0.5``; see :func:`autopar.whatif.changes_of`.
+        inputs: the cluster, the batch and the precision, see :class:`Inputs`.
+
+    Raises:
+        InvalidInputError: the question or a change cannot mean anything; all faults at once.
+        NoPlanError: nothing fits to begin with, or the strategy does not run.
+    """
+    from autopar.whatif import changes_of, what_if
+
+    if strategy is None and not isinstance(model, Plan | Problem):
+        model = plan(model, top=1, **inputs)
+        inputs = {}
+    problem, chosen, _ = resolve(model, strategy, **inputs)
+    perturbed = changes_of(problem, changes)
+    _refuse_unless_it_runs(problem, chosen)
+    constraints = _parsed_constraints(model.inputs.constraints if isinstance(model, Plan) else ())
+    return what_if(problem, chosen, perturbed, constraints)
+
+
+def _refuse_unless_it_runs(problem: Problem, strategy: Strategy) -> None:
+    from autopar.no_plan import NoPlan
+    from autopar.search.feasibility import memory_fault
+
+    now = estimate(problem, strategy=strategy)
+    if now.fits:
+        return
+    fault = memory_fault(now.peak_memory_bytes, now.memory_capacity_bytes)
+    refused = () if fault is None else (fault,)
+    message = refusal_text(strategy, refused)
+    raise NoPlanError(message, NoPlan(reasons=tuple(message.splitlines()), faults=refused, strategy=strategy))
+
+
+def _parsed_constraints(texts: Iterable[str]) -> Constraints:
+    """The constraints of a plan file back from the words it keeps them in: ``tp=8``, ``max tp=8``, ``forbid cp``."""
+    words: dict[str, list[str]] = {"fix": [], "max": [], "min": [], "forbid": []}
+    for text in texts:
+        kind, _, rest = text.rpartition(" ")
+        words[kind or "fix"].append(rest)
+    return _constraints(words["fix"], words["max"], words["min"], words["forbid"])[0]
 
 
 def resolve(

@@ -167,7 +167,7 @@ def _refuse(candidates: Sequence[Candidate], prices: Prices) -> None:
         raise InvalidInputError(Fault(field="plans", given=str(count), required=required, fix=fix))
     if len(prices.per_gpu_hour) not in (0, 1, count):
         required = f"one price for all plans, or one for each of the {count}"
-        raise InvalidInputError(Fault(field="--price-per-gpu-hour", given=f"{len(prices.per_gpu_hour)} prices", required=required))
+        raise InvalidInputError(Fault(field="--price", given=f"{len(prices.per_gpu_hour)} prices", required=required))
 
 
 def _compared(index: int, candidate: Candidate, first: Candidate, prices: Prices) -> ComparedPlan:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from autopar.against import AgainstBest, against_best
 from autopar.costmodel.spec.errors import AutoparError, Fault
+from autopar.costmodel.spec.estimate import Estimate
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
-    from autopar.costmodel.spec.estimate import Estimate
 
-EXPLANATION_SCHEMA_VERSION = "1.0"
+EXPLANATION_SCHEMA_VERSION = "1.1"
 WORTHWHILE = 0.002
 """A change that saves a smaller share of the step is noise."""
 MAX_PAIRS = 1500
@@ -64,6 +65,8 @@ class Explanation:
     """Where no change of one or two steps makes it run: the best strategy of these GPUs, or the fewest GPUs that hold the model."""
     fits: bool = False
     """The same as ``runs``, for programs: the word that an estimate has too."""
+    against_best: AgainstBest | None = None
+    """None where a rule refuses the strategy, or where nothing fits these GPUs."""
     schema_version: str = EXPLANATION_SCHEMA_VERSION
 
     @property
@@ -98,6 +101,7 @@ def explain_strategy(problem: Problem, strategy: Strategy) -> Explanation:
         rules=(*(name for name, _ in broken), *((MEMORY,) if too_large is not None else ())),
         instead=_instead(problem) if refused and not changes else "",
         fits=not refused,
+        against_best=None if now is None else against_best(problem, strategy, now),
     )
 
 

@@ -18,7 +18,9 @@ import autopar
 EXIT_BAD_INPUT, EXIT_ABSENT, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 3, 4, 130, 141
 
 COMPLETE_VARIABLE = "_AUTOPAR_COMPLETE"
-COMMANDS = ("plan", "estimate", "explain", "compare", "accuracy", "calibrate", "catalog", "schema", "doctor", "completion")
+COMMANDS = (
+    "plan", "estimate", "explain", "compare", "whatif", "size", "accuracy", "calibrate", "catalog", "schema", "doctor", "completion",
+)  # fmt: skip
 
 EPILOG = """\b
 Examples:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   autopar compare old.json new.json
-  autopar compare old.json new.json --price-per-gpu-hour 2.50 --tokens 15T
+  autopar compare old.json new.json --price 2.50 --tokens 15T
   autopar compare plan.json --strategies "tp=8 pp=4" "tp=4 pp=8 vpp=2"
   autopar compare --model llama3-70b --gpus 128 --strategies "tp=8 pp=2" "tp=4 pp=4"
   autopar compare main.json branch.json --fail-if-slower 2% --markdown
@@ -52,7 +52,7 @@ class Strategies(click.Command):
 @click.argument("plan_files", metavar="[PLAN]...", nargs=-1)
 @click.option("--strategies", multiple=True, metavar="TEXT...", help='Strategies, e.g. "tp=8 pp=4 mbs=2" "tp=4 pp=8".')
 @input_options(required=False)
-@click.option("--price-per-gpu-hour", "prices", multiple=True, metavar="P", help="Price of a GPU for an hour; one, or one for each plan.")
+@click.option("--price", "prices", multiple=True, metavar="P", help="Price of a GPU for an hour, e.g. 2.5; one, or one for each plan.")
 @click.option("--tokens", metavar="N", help="Tokens of the whole training run, e.g. 15T: for days and total cost.")
 @click.option("--fail-if-slower", metavar="X%", help="Exit with 1 where a plan is slower than the first by more.")
 @click.option("--markdown", is_flag=True, help="Print tables in Markdown, for a pull request or an issue.")
@@ -70,7 +70,7 @@ def command(ctx: click.Context, /, plan_files: tuple[str, ...], as_json: bool, *
     if as_json and options["markdown"]:
         raise click.UsageError("give --json or --markdown, not both", ctx)
     limit = None if options["fail_if_slower"] is None else parse_percent(options["fail_if_slower"], field="--fail-if-slower")
-    prices = [parse_price(text) for text in options["prices"]]
+    prices = [parse_price(text).per_gpu_hour for text in options["prices"]]
     tokens = None if options["tokens"] is None else parse_tokens(options["tokens"])
     check_targets(options)
     with answering(as_json):

@@ -82,13 +82,20 @@ def question(ctx: click.Context, plan_file: str | None, options: dict[str, Any])
         inputs = given_inputs(options)
         inputs["gpus"] = world_size(options, strategy)
         return resolve(options["model"], strategy, **inputs)
+    refuse_beside_plan(ctx)
+    return resolve(read_plan(plan_file), None)
+
+
+def refuse_beside_plan(ctx: click.Context, *, allowed: tuple[str, ...] = ()) -> None:
+    """Raises:
+    click.UsageError: options of the question were given beside a plan file; those named ``allowed`` may be.
+    """
     given = [
         parameter.opts[0]
         for parameter in ctx.command.params
         if isinstance(parameter, click.Option)
-        and parameter.name not in ("as_json", *REPORT_NAMES)
+        and parameter.name not in ("as_json", *REPORT_NAMES, *allowed)
         and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     ]
     if given:
         raise click.UsageError(f"a plan file brings its own inputs and strategy: leave out {', '.join(given)}", ctx)
-    return resolve(read_plan(plan_file), None)

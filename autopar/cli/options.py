@@ -68,15 +68,16 @@ def chain(options: list[Callable[[F], F]]) -> Callable[[F], F]:
     return decorate
 
 
-def input_options(*, required: bool) -> Callable[[F], F]:
-    """The question: model, cluster, batch, precision, framework."""
+def input_options(*, required: bool, sized: bool = True) -> Callable[[F], F]:
+    """The question: model, cluster, batch, precision, framework; without the number of GPUs where that is the answer."""
+    number = [click.option("--gpus", "-n", type=GPUS, metavar="N", help="Number of GPUs.")] if sized else []
     return chain(
         [
             click.option(
                 "--model", "-m", metavar="NAME|PATH", required=required, shell_complete=_complete("models"),
                 help="Catalog name, or a Hugging Face config.json or the folder that holds it.",
             ),
-            click.option("--gpus", "-n", type=GPUS, metavar="N", help="Number of GPUs."),
+            *number,
             click.option(
                 "--gpu", metavar="DEVICE", shell_complete=_complete("devices"),
                 help="Device, in the nodes it usually comes in.  [default: h100-sxm5-80gb]",
@@ -130,6 +131,46 @@ def strategy_options() -> Callable[[F], F]:
             click.option("--pipeline-layers", metavar="8,8,7,7", help="Decoder layers of each virtual stage, in model order."),
         ]
     )  # fmt: skip
+
+
+def aims_options() -> Callable[[F], F]:
+    """Prices, and how often nodes fail."""
+    return chain(
+        [
+            click.option(
+                "--price", multiple=True, metavar="[DEVICE=]AMOUNT",
+                help="Price of a GPU-hour, e.g. 2.5, '2.5 USD' or h100-sxm5-80gb=2.5 (a device or a node type).",
+            ),
+            click.option("--mtbf-node", metavar="TIME", help="Mean time between failures of one node, e.g. 4000h: counts failures in."),
+            click.option("--checkpoint-seconds", metavar="SECONDS", help="What training waits for while a checkpoint is written."),
+            click.option("--restart-seconds", metavar="SECONDS", help="From a failure to the next step.  [default: as a checkpoint]"),
+            click.option("--repair-time", metavar="TIME", help="Until a failed node is back, for the spares.  [default: 1d]"),
+        ]
+    )  # fmt: skip
+
+
+def constraint_options() -> Callable[[F], F]:
+    """What the user asks of the strategy besides being fast."""
+    return chain(
+        [
+            click.option("--fix", multiple=True, metavar="NAME=VALUE", help="Keep to this value, e.g. tp=8."),
+            click.option("--max", "maximum", multiple=True, metavar="NAME=N", help="No more than this, e.g. tp=8."),
+            click.option("--min", "minimum", multiple=True, metavar="NAME=N", help="No less than this, e.g. pp=2."),
+            click.option("--forbid", multiple=True, metavar="NAME", help="Leave this technique out, e.g. cp."),
+        ]
+    )
+
+
+def given_constraints(options: dict[str, Any]) -> dict[str, Any]:
+    """The bounds among ``options``, as the API takes them."""
+    return {name: options[name] for name in ("fix", "maximum", "minimum", "forbid")}
+
+
+def given_aims(options: dict[str, Any]) -> dict[str, Any]:
+    """The prices and the failures among ``options`` that were given."""
+    names = ("mtbf_node", "checkpoint_seconds", "restart_seconds", "repair_time")
+    given = {name: options[name] for name in names if options.get(name) is not None}
+    return {**given, "price": options["price"]} if options.get("price") else given
 
 
 def json_option(function: F) -> F:

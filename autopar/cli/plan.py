@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
 from .app import EXIT_INTERRUPTED
-from .options import WholeNumber, given_inputs, input_options, json_option
+from .options import WholeNumber, aims_options, constraint_options, given_aims, given_constraints, given_inputs, input_options, json_option
 from .reporting import REPORT_NAMES, check_targets, report_options, write_reports, write_trace
 
 EPILOG = """\b
@@ -17,10 +18,17 @@ Examples:
   autopar plan --model ~/models/my-model --cluster dgx-a100 --gpus 64 --gbs 512 --seq 8192 -o plan.json
   autopar plan --model mixtral-8x7b --gpus 64 --forbid cp --top 10 --json
   autopar plan --model gpt-175b --gpus 256 --report plan.html --trace step.json
+  autopar plan --model llama3-70b --gpus 256 --objective cost --price 2.5USD
+  autopar plan --model llama3-8b --gpus 64 --pareto time,gpus,cost --price 2.5 --plot front.svg
+  autopar plan --model gpt-175b --gpus 1024 --mtbf-node 4000h --checkpoint-seconds 60
 
 \b
 Names of --fix, --max, --min and --forbid: tp pp vpp dp cp cp_kind ep etp mbs zero sp
   recompute recompute_layers schedule, or the full names of a plan file.
+
+\b
+A Pareto front is of two or more of time, gpus, memory, cost, energy. With gpus, cost
+  or energy it compares numbers of GPUs up to --gpus, else strategies on that number.
 
 \b
 Exit code 1: no strategy fits. --json then has fits (false), reasons, faults,
@@ -32,7 +40,7 @@ Exit code 1: no strategy fits. --json then has fits (false), reasons, faults,
 class SeveralValues(click.Command):
     """Lets ``--fix tp=8 pp=4`` give two values to one flag: this command takes no other bare words."""
 
-    repeated = ("--fix", "--max", "--min", "--forbid")
+    repeated = ("--fix", "--max", "--min", "--forbid", "--price")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         expanded: list[str] = []
@@ -48,11 +56,18 @@ class SeveralValues(click.Command):
 
 @click.command("plan", cls=SeveralValues, epilog=EPILOG)
 @input_options(required=True)
-@click.option("--fix", multiple=True, metavar="NAME=VALUE", help="Keep to this value, e.g. tp=8.")
-@click.option("--max", "maximum", multiple=True, metavar="NAME=N", help="No more than this, e.g. tp=8.")
-@click.option("--min", "minimum", multiple=True, metavar="NAME=N", help="No less than this, e.g. pp=2.")
-@click.option("--forbid", multiple=True, metavar="NAME", help="Leave this technique out, e.g. cp.")
+@constraint_options()
 @click.option("--top", type=WholeNumber(1, 1000), default=5, show_default=True, metavar="K", help="Strategies reported, the best included.")
+@click.option(
+    "--objective",
+    type=click.Choice(("step-time", "cost", "energy", "memory")),
+    default="step-time",
+    show_default=True,
+    help="What the best strategy is best in.",
+)
+@aims_options()
+@click.option("--pareto", metavar="AXIS,...", help="Print the Pareto front of these axes instead, e.g. time,memory.")
+@click.option("--plot", metavar="FILE", help="Draw the Pareto front here: .svg, .png or .pdf.")
 @click.option("--output", "-o", metavar="FILE", help="Write the plan file here.")
 @report_options
 @json_option
@@ -64,14 +79,18 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
     from .output import answering, note, print_json, print_report
 
     check_targets({**options, "output": output})
+    if options["pareto"] is not None:
+        _print_front(ctx, as_json, options)
+        return
+    if options["plot"] is not None:
+        raise click.UsageError("--plot draws a Pareto front: give --pareto too, e.g. --pareto time,memory", ctx)
     with answering(as_json):
         found = plan(
             options["model"],
             top=options["top"],
-            fix=options["fix"],
-            maximum=options["maximum"],
-            minimum=options["minimum"],
-            forbid=options["forbid"],
+            objective=options["objective"],
+            **given_constraints(options),
+            **given_aims(options),
             **given_inputs(options),
         )
     if output is not None:
@@ -93,3 +112,45 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
     if was_interrupted(found.search):
         note("interrupted: this is the best of the strategies seen so far")
         ctx.exit(EXIT_INTERRUPTED)
+
+
+def _print_front(ctx: click.Context, as_json: bool, options: dict[str, Any]) -> None:
+    """``--pareto``: the front in place of one plan."""
+    from autopar.api import pareto
+
+    from .output import answering, note, print_json, print_report
+
+    clashing = [flag for flag, name in (("--objective", "objective"), ("--top", "top"), ("--output", "output")) if _was_given(ctx, name)]
+    if clashing:
+        raise click.UsageError(f"a Pareto front is not one plan: leave out {', '.join(clashing)}, or --pareto", ctx)
+    if options["plot"] is not None:
+        from autopar.report.pareto import plot_format
+
+        plot_format(options["plot"])
+    with answering(as_json):
+        front = pareto(
+            options["model"],
+            options["pareto"],
+            progress=note if sys.stderr.isatty() else None,
+            **given_constraints(options),
+            **given_aims(options),
+            **given_inputs(options),
+        )
+    if as_json:
+        print_json(front)
+    else:
+        from autopar.report.pareto import pareto_report
+
+        print_report(pareto_report(front))
+    if options["plot"] is not None:
+        from autopar.report.pareto import write_drawing
+
+        write_drawing(front, options["plot"])
+        note(f"wrote {options['plot']}")
+    if front.interrupted:
+        note("interrupted: this is the front of what was seen so far")
+        ctx.exit(EXIT_INTERRUPTED)
+
+
+def _was_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -10,20 +10,37 @@ Examples:
 """
 
 
+KINDS = ("plan", "estimate", "explain", "comparison", "whatif", "size", "pareto", "profile", "no-plan")
+
+
 @click.command("schema", epilog=EPILOG)
-@click.argument("kind", type=click.Choice(("plan", "estimate", "comparison", "profile", "no-plan")))
+@click.argument("kind", type=click.Choice(KINDS))
 def command(kind: str) -> None:
-    """Print the JSON Schema of a plan file, of the result of estimate or compare, of a
-    profile file, or of what --json prints where no strategy fits.
+    """Print the JSON Schema of a plan file, of a profile file, of what --json prints for estimate,
+    explain, compare, whatif, size and plan --pareto, or of what it prints where no strategy fits.
     """
     from autopar.comparison import Comparison
     from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.estimate import Estimate
     from autopar.costmodel.spec.plan import Plan
+    from autopar.explanation import Explanation
+    from autopar.frontier import ParetoFront
     from autopar.io.codec import json_schema
     from autopar.no_plan import NoPlan
+    from autopar.sizing import Sizing
+    from autopar.whatif import WhatIf
 
     from .output import print_json
 
-    kinds = {"plan": Plan, "estimate": Estimate, "comparison": Comparison, "profile": Calibration, "no-plan": NoPlan}
+    kinds = {
+        "plan": Plan,
+        "estimate": Estimate,
+        "explain": Explanation,
+        "comparison": Comparison,
+        "whatif": WhatIf,
+        "size": Sizing,
+        "pareto": ParetoFront,
+        "profile": Calibration,
+        "no-plan": NoPlan,
+    }
     print_json(json_schema(kinds[kind]))

@@ -9,16 +9,20 @@ from rich.text import Text
 
 from autopar.costmodel.spec.units import format_bytes, format_seconds
 
-from .tables import wrapped_table
+from .tables import plain_table, wrapped_table
 from .text import headline, lines, result_parts, strategy_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from autopar.against import AgainstBest
     from autopar.costmodel.problem import Problem
+    from autopar.costmodel.spec.strategy import Strategy
     from autopar.explanation import Explanation
 
 MAX_CHANGES = 12
+SHOWN_LOSS = 0.001
+"""Terms that differ by a smaller share of the best step are left out."""
 
 
 def explanation_report(problem: Problem, found: Explanation, assumptions: Sequence[str]) -> Iterator[RenderableType]:
@@ -30,6 +34,8 @@ def explanation_report(problem: Problem, found: Explanation, assumptions: Sequen
     if found.estimate is not None:
         yield from result_parts(found.estimate)
     yield changes_table(found)
+    if found.against_best is not None:
+        yield best_table(found.against_best, found.strategy)
     yield from lines("assumed", assumptions)
     if found.estimate is not None:
         yield from lines("warnings", found.estimate.warnings, style="yellow")
@@ -56,3 +62,30 @@ def changes_table(found: Explanation) -> RenderableType:
         versus = f"{change.step_time_seconds / now - 1:+.1%}" if now > 0 else "-"
         table.add_row(change.change, format_seconds(change.step_time_seconds), versus, format_bytes(change.peak_memory_bytes))
     return table
+
+
+def best_table(found: AgainstBest, strategy: Strategy) -> RenderableType:
+    """Where the strategy loses against the best one, by term."""
+    if found.best == strategy:
+        return Text("against the best: it is the best of its space", style="bold")
+    remark = ", a tie: closer than the model orders measured runs reliably" if found.tie else ""
+    if found.loses_seconds < 0 and not found.tie:
+        remark = ", faster than all that the search enumerates"
+    verdict = f"{found.loses_fraction:+.1%}{remark}"
+    title = f"against the best ({found.best.describe()}): {verdict}"
+    table = plain_table(title, "term", "this", "best", "loses", "share")
+    shown = [term for term in found.terms if abs(term.loses_seconds) >= SHOWN_LOSS * found.step_time_seconds]
+    for term in shown:
+        times = (format_seconds(seconds) if seconds > 0 else "-" for seconds in (term.seconds, term.best_seconds))
+        share = f"{term.loses_seconds / found.step_time_seconds:+.1%}"
+        table.add_row(term.term.replace("_", " "), *times, _signed(term.loses_seconds), share)
+    total = (format_seconds(found.step_time_seconds + found.loses_seconds), format_seconds(found.step_time_seconds))
+    table.add_row("step", *total, _signed(found.loses_seconds), f"{found.loses_fraction:+.1%}", style="bold")
+    if shown and shown[0].loses_seconds > 0:
+        name = shown[0].term.replace("_", " ")
+        table.caption, table.caption_justify = f"most is lost in {name}, which rests on {shown[0].rests_on}", "left"
+    return table
+
+
+def _signed(seconds: float) -> str:
+    return f"{'+' if seconds > 0 else '-' if seconds < 0 else ''}{format_seconds(abs(seconds))}"

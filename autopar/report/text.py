@@ -12,6 +12,7 @@ from autopar.costmodel.spec.estimate import Estimate, StageEstimate
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
 from autopar.costmodel.spec.units import GIB, TERA, format_bytes, format_count, format_seconds
 
+from .goodput import BEST, aims_parts
 from .tables import bullet_list, field_table, plain_table, share_bar, wrapped_table
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ def plan_report(plan: Plan) -> Iterator[RenderableType]:
     """The whole of ``autopar plan``: the strategy, its time and memory, the runners-up, what was assumed and searched."""
     inputs = plan.inputs
     yield headline(inputs.model, inputs.cluster, inputs.training)
-    yield strategy_table(plan.strategy, inputs.training.global_batch_size, "best strategy")
+    yield strategy_table(plan.strategy, inputs.training.global_batch_size, BEST[inputs.objective])
     yield from result_parts(plan.estimate)
+    yield from aims_parts(plan)
     if plan.alternatives:
         yield _alternatives(plan)
         ties = [f"{other.strategy.describe()}: {other.separated_by}" for other in plan.alternatives if other.separated_by]

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from .calibration import Calibration
 from .cluster import ClusterSpec
+from .economics import Economics, Objective
 from .estimate import Estimate
+from .goodput import Goodput
 from .model import ModelSpec
 from .strategy import Strategy
 from .training import TrainingSpec
@@ -31,6 +33,7 @@ class PlanInputs:
     """What the user left unsaid and autopar filled in."""
     calibration: Calibration | None = None
     """The profile file that was asked for, whole."""
+    objective: Objective = Objective.STEP_TIME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,4 +76,8 @@ class Plan:
     search: SearchSummary
     alternatives: tuple[Alternative, ...]
     autopar_version: str
+    economics: Economics | None = None
+    """Money and energy, where a price was given or either is the objective."""
+    goodput: Goodput | None = None
+    """What failures leave, where their rate was given."""
     schema_version: str = PLAN_SCHEMA_VERSION

@@ -40,7 +40,7 @@ def test_files_side_by_side(autopar, plans: tuple[Path, Path]) -> None:
 
 
 def test_the_json_is_what_the_python_interface_returns(autopar, plans: tuple[Path, Path]) -> None:
-    outcome = autopar("compare", *plans, "--json", "--price-per-gpu-hour", "2.5", "--tokens", "1T")
+    outcome = autopar("compare", *plans, "--json", "--price", "2.5", "--tokens", "1T")
     assert outcome.code == 0
     assert next(iter(outcome.document)) == "schema_version"
     expected = package.compare(plans, price_per_gpu_hour=2.5, tokens=1e12)
@@ -64,7 +64,7 @@ def test_strategies_of_a_model_or_of_a_file(autopar, plans: tuple[Path, Path]) -
 
 
 def test_markdown_has_whole_tables(autopar) -> None:
-    outcome = autopar("compare", *MODEL, *STRATEGIES, "--markdown", "--tokens", "1T", "--price-per-gpu-hour", 2)
+    outcome = autopar("compare", *MODEL, *STRATEGIES, "--markdown", "--tokens", "1T", "--price", 2)
     assert outcome.code == 0
     tables = [block.splitlines() for block in outcome.out.split("\n\n") if block.startswith("|")]
     assert len(tables) == 5
@@ -104,8 +104,8 @@ def _pairs() -> list[tuple]:
         ((*MODEL, "--strategies", "tp=1"), ["plans=1"]),
         ((*MODEL, "--strategies", "tp=one", "speed=2", "tp=3"), ["tp='one'", "'speed'", "gpus=8"]),
         ((*MODEL, *STRATEGIES, "--json", "--markdown"), ["not both"]),
-        ((*MODEL, *STRATEGIES, "--price-per-gpu-hour", "cheap"), ["--price-per-gpu-hour='cheap'"]),
-        ((*MODEL, *STRATEGIES, "--price-per-gpu-hour", 1, "--price-per-gpu-hour", 2), ["one for each of the 3"]),
+        ((*MODEL, *STRATEGIES, "--price", "cheap"), ["--price='cheap'"]),
+        ((*MODEL, *STRATEGIES, "--price", 1, "--price", 2), ["one for each of the 3"]),
         ((*MODEL, *STRATEGIES, "--tokens", "lots"), ["--tokens='lots'"]),
         ((*MODEL, *STRATEGIES, "--fail-if-slower", "0.02"), ["--fail-if-slower='0.02'", "2%"]),
     ],
