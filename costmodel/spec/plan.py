@@ -12,7 +12,7 @@ from .model import ModelSpec
 from .strategy import Strategy
 from .training import TrainingSpec
 
-PLAN_SCHEMA_VERSION = "1.0"
+PLAN_SCHEMA_VERSION = "1.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,11 @@ class PlanInputs:
     """What the user left unsaid and autopar filled in."""
     calibration: Calibration | None = None
     """The profile file that was asked for, whole."""
+    imported_from: str = ""
+    """Framework whose configuration the plan was read from; empty for a plan that was searched. Since 1.1."""
+    kept_settings: tuple[str, ...] = ()
+    """Settings of that configuration that make no difference to the plan, as they stood: an export to the same framework
+    writes them again. Since 1.1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer to ``autopar plan``."""
+    """The answer to ``autopar plan``, or what ``autopar import`` read."""
 
     strategy: Strategy
     estimate: Estimate
