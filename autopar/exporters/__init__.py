@@ -12,7 +12,14 @@ from .exporter import Exporter
 GROUP = "autopar.exporters"
 """Entry-point group in which others' exporters are found: each a class without arguments, of protocol :class:`Exporter`."""
 _EXPORTERS = {
+    "accelerate": "accelerate:Accelerate",
+    "deepspeed": "deepspeed:DeepSpeed",
+    "megatron-bridge": "megatron_bridge:MegatronBridge",
     "megatron-lm": "megatron_lm:MegatronLM",
+    "nanotron": "nanotron:Nanotron",
+    "slurm": "torchrun:Slurm",
+    "torchrun": "torchrun:Torchrun",
+    "torchtitan": "torchtitan:Torchtitan",
 }
 
 

@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 from autopar import __version__
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.problem import Problem
-from autopar.costmodel.spec.errors import NoPlanError
+from autopar.costmodel.spec.errors import Fault, NoPlanError
 from autopar.costmodel.spec.estimate import Estimate
 from autopar.costmodel.spec.plan import Plan
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.units import format_bytes, format_seconds
 from autopar.request import problem_of
+from autopar.search.feasibility import RULES
 
 from . import exporter
 from .exporter import ExportedFile, Exporter
 from .nearest import Nearest, nearest_plan
 from .question import Question
-from .rule import BrokenRule
+from .rule import BrokenRule, inexpressible
 
 EXPORT_SCHEMA_VERSION = "1.0"
 
@@ -70,13 +71,24 @@ def export(plan: Plan, to: str, *, take_nearest: bool = False) -> Export:
     problem = problem_of(plan)
     kept = plan.inputs.kept_settings if plan.inputs.imported_from == target.name else ()
     question = Question.of(problem, plan.strategy, kept=kept)
-    broken = target.broken_rules(question)
+    broken = inexpressible(unsound(question)) or target.broken_rules(question)
     if not broken:
         return _exported(plan, target, question)
-    nearest = nearest_plan(target, question)
+    nearest = nearest_plan(target, question, broken)
     if nearest is None or not take_nearest:
         raise _refused(plan, target, question, broken, nearest)
     return replace(_exported(plan, target, Question.of(problem, nearest.strategy, kept=kept)), replaces=plan.strategy)
+
+
+_ANYWHERE = ("world_size", "layer_in_every_stage", "pipeline_layers", "global_batch_divides", "micro_batch_divides", "virtual_stages")
+"""Rules of the search that hold under every framework."""
+
+
+def unsound(question: Question) -> tuple[Fault, ...]:
+    """What is wrong with a plan that no framework could run."""
+    rules = (rule for rule in RULES if rule.name in _ANYWHERE)
+    found = (rule.fault(question.problem, question.strategy) for rule in rules)
+    return tuple(fault for fault in found if fault is not None)
 
 
 def _exported(plan: Plan, target: Exporter, question: Question) -> Export:

@@ -225,7 +225,8 @@ PIPELINE_RULES: tuple[FrameworkRule, ...] = tuple(
         ("C5", _H, _positions), ("C6", _H, _hybrid_context),
         ("P1", _H, _one_mode), ("P2", _H, _exclusive_splits), ("P3", _S, _layers_sum), ("P4", _H, _interleaving_ranks),
         ("P5", _H, _group_range), ("P6", _H, _group_remainder), ("P7", _H, _one_overlap), ("P9", _H, _some_microbatch),
-        ("P10", _H, _hybrid_pattern), ("P11", _H, _offloaded_activations), ("P12", _H, _hyper_connections), ("P13", _H, _deferred_gradients),
+        ("P10", _H, _hybrid_pattern), ("P11", _H, _offloaded_activations), ("P12", _H, _hyper_connections),
+        ("P13", _H, _deferred_gradients),
         ("P14", _H, _bf16_ends),
     )
 )  # fmt: skip

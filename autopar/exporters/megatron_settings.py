@@ -30,7 +30,8 @@ _SWITCHES = (
     "fp8-param-gather", "overlap-param-gather-with-optimizer-step", "no-overlap-p2p-communication",
     "no-gradient-accumulation-fusion", "hybrid-context-parallel", "calculate-per-token-loss", "optimizer-cpu-offload",
     "use-precision-aware-optimizer", "moe-shared-expert-overlap", "defer-embedding-wgrad-compute",
-    "decrease-batch-size-if-needed", "init-model-with-meta-device", "fake-process-group", "moe-router-pre-softmax", "use-nccl-ub", "first-last-layers-bf16",
+    "decrease-batch-size-if-needed", "init-model-with-meta-device", "fake-process-group", "moe-router-pre-softmax", "use-nccl-ub",
+    "first-last-layers-bf16",
     "enable-cuda-graph", "moe-permute-fusion", "mock-data", "enable-hyper-connections", "overlap-p2p-comm", "batch-p2p-comm",
     "should-pad-vocab", layout.FOR_EMBEDDING, layout.FOR_LOSS,
 )  # fmt: skip

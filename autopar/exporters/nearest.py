@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.costmodel.estimate import estimate
@@ -15,7 +15,7 @@ from autopar.search.feasibility import faults
 
 from .exporter import Exporter
 from .question import Question
-from .rule import INEXPRESSIBLE
+from .rule import INEXPRESSIBLE, BrokenRule
 
 RANKED = 200
 """Strategies of a search under the framework's profile that are tried in turn."""
@@ -32,12 +32,12 @@ class Nearest:
     peak_memory_bytes: float
 
 
-def nearest_plan(target: Exporter, question: Question) -> Nearest | None:
+def nearest_plan(target: Exporter, question: Question, broken: Sequence[BrokenRule]) -> Nearest | None:
     """The fastest strategy that ``target`` takes and that fits, as few changes away as there is one; None where there is none.
 
-    No strategy helps against a model or a precision that the framework does not have.
+    No strategy helps against a model or a precision that the framework does not have: ``broken`` says so.
     """
-    if any(rule.rule == INEXPRESSIBLE and _is_about_the_question(rule.fault.field) for rule in target.broken_rules(question)):
+    if any(rule.rule == INEXPRESSIBLE and _is_about_the_question(rule.fault.field) for rule in broken):
         return None
     problem = replace(question.problem, framework=target.profile(question))
     once = list(_one_change(question))
@@ -64,10 +64,8 @@ def _taken(target: Exporter, problem: Problem, question: Question, strategies: I
     for strategy in strategies:
         candidate = Question.of(question.problem, strategy, kept=question.kept)
         try:
-            if target.broken_rules(candidate):
-                continue
             under = replace(problem, framework=target.profile(candidate))
-            if faults(under, candidate.strategy):
+            if faults(under, candidate.strategy) or target.broken_rules(candidate):
                 continue
             result = estimate(under, candidate.strategy)
         except AutoparError:

@@ -9,6 +9,7 @@ from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.pipeline_shape import PipelineShape
 from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.schedule import stage_holders
 from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
 
 if TYPE_CHECKING:
@@ -67,12 +68,13 @@ class Question:
 def stage_layers(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
     """Decoder layers of every virtual stage in model order, as the cost model counts them.
 
-    An explicit split that does not make the model's layers comes back as it is, for a rule to refuse.
+    An explicit split that does not make the model's layers comes back as it is, and () where there are more stages than layers
+    or the schedule does not run as many: rules refuse these.
     """
     split = strategy.pipeline_layers
     if split and (sum(split) != problem.model.num_layers or len(split) != strategy.num_virtual_stages):
         return split
-    if strategy.num_virtual_stages > problem.model.num_layers:
+    if strategy.num_virtual_stages > problem.model.num_layers or len(_holders(strategy)) != strategy.num_virtual_stages:
         return ()
     shape = PipelineShape.of(Inputs.of(problem), StrategyColumns.of([strategy]))
     return tuple(int(count) for count in shape.dense_layers + shape.moe_layers)
@@ -80,8 +82,14 @@ def stage_layers(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
 
 def fullest_rank(layers: tuple[int, ...], strategy: Strategy) -> int:
     """Decoder layers of the pipeline rank that holds most of them."""
-    ranks = strategy.pipeline_parallel_size
-    return max((sum(layers[rank::ranks]) for rank in range(ranks)), default=0)
+    held = [0] * strategy.pipeline_parallel_size
+    for count, rank in zip(layers, _holders(strategy), strict=False):
+        held[rank] += count
+    return max(held)
+
+
+def _holders(strategy: Strategy) -> tuple[int, ...]:
+    return stage_holders(strategy.pipeline_schedule, strategy.pipeline_parallel_size, strategy.virtual_pipeline_stages)
 
 
 def canonical(problem: Problem, strategy: Strategy) -> Strategy:

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from .imported import Importer, Source
 
 _IMPORTERS = {
+    "accelerate": "accelerate:Accelerate",
+    "deepspeed": "deepspeed:DeepSpeed",
     "megatron-lm": "megatron_lm:MegatronLM",
+    "nanotron": "nanotron:Nanotron",
+    "torchtitan": "torchtitan:Torchtitan",
 }
 
 

@@ -18,7 +18,7 @@ from autopar.exporters.question import canonical
 from autopar.exporters.rule import BrokenRule, Enforcement, broken, compute_capability
 from autopar.exporters.settings import Value
 from autopar.io.flags import make_strategy
-from autopar.request import build_problem, resolve_cluster
+from autopar.request import build_problem, resolve_cluster, resolve_model
 
 from .imported import Imported
 
@@ -55,13 +55,14 @@ def complete(found: Imported, given: Given) -> Plan:
         InvalidInputError: something is said by nobody, or a rule of the framework refuses the configuration; all faults at once.
     """
     gpus = given.gpus or found.world_size or None
-    _refuse_two_sizes(found, given)
+    raise_if([*_two_sizes(found, given), *_unsaid(found, given)])
     device = given.gpu or (None if given.cluster else found.device or None)
     notes: list[str] = []
     cluster = resolve_cluster(given.cluster, gpus, device, notes)
-    broken_rules = _broken(found, cluster)
+    known = _model(found, given)
+    broken_rules = _broken(found, given, cluster, known)
     raise_if([_named(rule) for rule in broken_rules if rule.enforcement in (Enforcement.HARD, Enforcement.RUNTIME)])
-    problem, assumptions = _problem(found, given, cluster)
+    problem, assumptions = _problem(found, given, cluster, known)
     strategy = _strategy(found, given, problem)
     return Plan(
         strategy=strategy,
@@ -84,15 +85,38 @@ def complete(found: Imported, given: Given) -> Plan:
     )
 
 
-def _refuse_two_sizes(found: Imported, given: Given) -> None:
-    if given.gpus and found.world_size and given.gpus != found.world_size:
-        required = f"the configuration starts {found.world_size} processes"
-        raise_if([Fault(field="--gpus", given=str(given.gpus), required=required, fix=f"leave it out, or --gpus {found.world_size}")])
+def _two_sizes(found: Imported, given: Given) -> list[Fault]:
+    if not given.gpus or not found.world_size or given.gpus == found.world_size:
+        return []
+    required = f"the configuration starts {found.world_size} processes"
+    return [Fault(field="--gpus", given=str(given.gpus), required=required, fix=f"leave it out, or --gpus {found.world_size}")]
 
 
-def _broken(found: Imported, cluster: ClusterSpec) -> tuple[BrokenRule, ...]:
+def _unsaid(found: Imported, given: Given) -> list[Fault]:
+    """Faults for what the configuration leaves to others and nobody gave; all that is missing at once."""
+    said = {
+        "strategy.micro_batch_size": given.micro_batch_size,
+        "training.global_batch_size": given.global_batch_size or ("strategy.micro_batch_size" not in found.unsaid),
+    }
+    missing = [Fault(field="configuration", given="", required=text) for name, text in found.unsaid.items() if not said.get(name)]
+    if found.model is None and not found.model_name and given.model is None:
+        missing.append(
+            Fault(field="--model", given="", required="the configuration does not say which model it trains", fix="give --model")
+        )
+    if not given.gpus and not found.world_size and not (given.cluster or "").endswith(".toml"):
+        missing.append(
+            Fault(field="--gpus", given="", required="the configuration does not say how many GPUs it runs on", fix="give --gpus")
+        )
+    return missing
+
+
+def _broken(found: Imported, given: Given, cluster: ClusterSpec, known: ModelSpec) -> tuple[BrokenRule, ...]:
     capability = compute_capability(cluster.device.architecture)
-    configuration = replace(found.configuration, world_size=cluster.num_gpus, capability=capability)
+    model = found.configuration.model or (known)
+    settings = found.configuration.settings
+    if given.sequence_length and "sequence_length" not in settings:
+        settings = {**settings, "sequence_length": given.sequence_length}
+    configuration = replace(found.configuration, settings=settings, world_size=cluster.num_gpus, capability=capability, model=model)
     return broken(found.rules, configuration)
 
 
@@ -100,14 +124,16 @@ def _named(rule: BrokenRule) -> Fault:
     return replace(rule.fault, required=f"{rule.fault.required} (rule {rule.rule})")
 
 
-def _problem(found: Imported, given: Given, cluster: ClusterSpec) -> tuple[Problem, tuple[str, ...]]:
-    model: str | ModelSpec | None = given.model
-    if model is None:
-        model = found.model_name or (catalog_match(found.model) if found.model is not None else None)
-    if model is None:
-        required = "the configuration does not say which model it trains"
-        raise_if([Fault(field="--model", given="", required=required, fix="give --model")])
-        raise AssertionError
+def _model(found: Imported, given: Given) -> ModelSpec:
+    """The model that is named, or the catalog's of the shape that the configuration has."""
+    named = given.model or found.model_name
+    if named:
+        return resolve_model(named)
+    assert found.model is not None, "asked for before"
+    return catalog_match(found.model)
+
+
+def _problem(found: Imported, given: Given, cluster: ClusterSpec, model: ModelSpec) -> tuple[Problem, tuple[str, ...]]:
     batch = given.global_batch_size or _whole(found.fields, "training.global_batch_size")
     return build_problem(
         model,
@@ -125,18 +151,23 @@ def _implied_batch(found: Imported, given: Given, cluster: ClusterSpec) -> int |
     """The global batch of configurations that count micro-batches instead."""
     count = _whole(found.fields, "training.num_microbatches")
     micro = given.micro_batch_size or _whole(found.fields, "strategy.micro_batch_size")
-    if not count or not micro:
-        return None
+    return count * micro * _data_ranks(found, cluster) if count and micro else None
+
+
+def _data_ranks(found: Imported, cluster: ClusterSpec) -> int:
     ranks = cluster.num_gpus
     for size in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
         ranks //= _whole(found.fields, f"strategy.{size}") or 1
-    return count * micro * max(1, ranks)
+    return max(1, ranks)
 
 
 def _strategy(found: Imported, given: Given, problem: Problem) -> Strategy:
     values: dict[str, Any] = {name.removeprefix("strategy."): v for name, v in found.fields.items() if name.startswith("strategy.")}
+    count = _whole(found.fields, "training.num_microbatches")
     if given.micro_batch_size:
         values["micro_batch_size"] = given.micro_batch_size
+    elif "micro_batch_size" not in values and count:
+        values["micro_batch_size"] = max(1, problem.training.global_batch_size // (count * _data_ranks(found, problem.cluster)))
     strategy = make_strategy(values, world_size=problem.cluster.num_gpus, framework=problem.framework)
     ranks = strategy.data_parallel_size * strategy.context_parallel_size
     if found.shard_copies > 1 and strategy.zero_stage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -44,6 +44,8 @@ class Imported:
     """Settings of the framework that make no difference to an estimate, or whose difference is not modelled."""
     kept: tuple[str, ...] = ()
     """Both of them as they stood, to be written again by an export to the same framework."""
+    unsaid: Mapping[str, str] = field(default_factory=dict)
+    """Fields that the configuration leaves to somebody else, and what a person is to do about it."""
     shard_copies: int = 1
     """How many times over the data- and context-parallel ranks hold the sharded states."""
     remarks: tuple[str, ...] = ()

@@ -47,8 +47,8 @@ def _launch(command: Command, directives: Mapping[str, str]) -> Launch:
     start = next((index for index, word in enumerate(words) if word.endswith(".py") and not word.startswith("-")), None)
     if start is None:
         start = _module(words)
-    launched = any(word.rsplit("/", 1)[-1] in _LAUNCHERS for word in words[: start or 0])
-    before = words[:start] if start is not None else []
+    launched = any(word.rsplit("/", 1)[-1] in _LAUNCHERS for word in words[:start])
+    before = words[:start] if start is not None else words if launched else []
     flags = dict(directives) | _pairs(before)
     environment = command.environment
     nodes = _count(flags, _NODES) or _number(environment.get("NNODES", ""))

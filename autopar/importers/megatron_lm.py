@@ -40,7 +40,7 @@ REMOVED = {
 def known_flags() -> dict[str, str]:
     """Every flag of the release that exports are written for, and how many words it takes."""
     rows = (line.split("\t") for line in _FLAGS.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
-    return {name: count for name, count in rows}
+    return {row[0]: row[1] for row in rows}
 
 
 class MegatronLM:

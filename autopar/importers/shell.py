@@ -250,4 +250,4 @@ def read_commands(text: str) -> list[Command]:
 
 def batch_directives(text: str) -> dict[str, str]:
     """``#SBATCH --name=value`` lines."""
-    return {name: value for name, value in re.findall(r"^#SBATCH\s+--([\w-]+)(?:[= ]\s*(\S+))?", text, re.MULTILINE)}
+    return dict(re.findall(r"^#SBATCH\s+--([\w-]+)(?:[= ]\s*(\S+))?", text, re.MULTILINE))
