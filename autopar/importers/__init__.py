@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _IMPORTERS = {
     "accelerate": "accelerate:Accelerate",
     "deepspeed": "deepspeed:DeepSpeed",
+    "megatron-bridge": "megatron_bridge:MegatronBridge",
     "megatron-lm": "megatron_lm:MegatronLM",
     "nanotron": "nanotron:Nanotron",
     "torchtitan": "torchtitan:Torchtitan",

@@ -86,7 +86,7 @@ def complete(found: Imported, given: Given) -> Plan:
 
 
 def _two_sizes(found: Imported, given: Given) -> list[Fault]:
-    if not given.gpus or not found.world_size or given.gpus == found.world_size:
+    if not given.gpus or found.world_size in (0, given.gpus) or found.world_size_is_usual:
         return []
     required = f"the configuration starts {found.world_size} processes"
     return [Fault(field="--gpus", given=str(given.gpus), required=required, fix=f"leave it out, or --gpus {found.world_size}")]

@@ -36,6 +36,8 @@ class Imported:
     model_name: str = ""
     """Catalog name of the model, where the configuration names one."""
     world_size: int = 0
+    world_size_is_usual: bool = False
+    """The number is the one that a recipe is published for: another may be given."""
     gpus_per_node: int = 0
     device: str = ""
     unknown: tuple[str, ...] = ()
