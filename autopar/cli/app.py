@@ -19,8 +19,12 @@ EXIT_BAD_INPUT, EXIT_ABSENT, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE =
 
 COMPLETE_VARIABLE = "_AUTOPAR_COMPLETE"
 COMMANDS = (
-    "plan", "estimate", "explain", "compare", "whatif", "size", "accuracy", "calibrate", "catalog", "schema", "doctor", "completion",
+    "plan", "estimate", "explain", "compare", "whatif", "size", "export", "import", "accuracy", "calibrate", "catalog", "schema",
+    "doctor", "completion",
 )  # fmt: skip
+
+MODULES = {"import": "import_"}
+"""Commands whose module cannot have their name, which is a word of the language."""
 
 EPILOG = """\b
 Examples:
@@ -44,7 +48,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"autopar.cli.{cmd_name}").command
+        command = import_module(f"autopar.cli.{MODULES.get(cmd_name, cmd_name)}").command
         assert isinstance(command, click.Command)
         return command
 

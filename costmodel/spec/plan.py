@@ -34,6 +34,11 @@ class PlanInputs:
     calibration: Calibration | None = None
     """The profile file that was asked for, whole."""
     objective: Objective = Objective.STEP_TIME
+    imported_from: str = ""
+    """Framework whose configuration the plan was read from; empty for a plan that was searched. Since 1.1."""
+    kept_settings: tuple[str, ...] = ()
+    """Settings of that configuration that make no difference to the plan, as they stood: an export to the same framework
+    writes them again. Since 1.1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer to ``autopar plan``."""
+    """The answer to ``autopar plan``, or what ``autopar import`` read."""
 
     strategy: Strategy
     estimate: Estimate

@@ -1,0 +1,162 @@
+"""From a plan to an export: the framework's rules are asked first, and what they refuse comes with the nearest plan they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autopar import __version__
+from autopar.costmodel.estimate import estimate
+from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.errors import Fault, NoPlanError
+from autopar.costmodel.spec.estimate import Estimate
+from autopar.costmodel.spec.plan import Plan
+from autopar.costmodel.spec.strategy import Strategy
+from autopar.costmodel.spec.units import format_bytes, format_seconds
+from autopar.request import problem_of
+from autopar.search.feasibility import RULES
+
+from . import exporter
+from .exporter import ExportedFile, Exporter
+from .nearest import Nearest, nearest_plan
+from .question import Question
+from .rule import BrokenRule, inexpressible
+
+EXPORT_SCHEMA_VERSION = "1.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """The files of a plan for a framework, and what it should take there."""
+
+    framework: str
+    version: str
+    strategy: Strategy
+    files: tuple[ExportedFile, ...]
+    notes: tuple[str, ...]
+    estimate: Estimate
+    """Under the framework's own execution profile."""
+    replaces: Strategy | None = None
+    """The plan's strategy, where the files are those of the nearest one that the framework takes."""
+    schema_version: str = EXPORT_SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a framework does not take a plan, and the nearest one that it does."""
+
+    framework: str
+    version: str
+    strategy: Strategy
+    broken: tuple[BrokenRule, ...]
+    planned_step_time_seconds: float
+    nearest: Nearest | None
+    reasons: tuple[str, ...] = ()
+    fits: bool = False
+    schema_version: str = EXPORT_SCHEMA_VERSION
+
+
+def export(plan: Plan, to: str, *, take_nearest: bool = False) -> Export:
+    """The files of ``plan`` for the framework ``to``.
+
+    Args:
+        plan: what is exported.
+        to: see :func:`autopar.exporters.exporter_names`.
+        take_nearest: where the framework cannot express the plan, export the nearest one that it can.
+
+    Raises:
+        UnknownNameError: no such framework.
+        NoPlanError: the framework does not take the plan; names the rules, and the nearest plan that it takes.
+    """
+    target = exporter(to)
+    problem = problem_of(plan)
+    kept = plan.inputs.kept_settings if plan.inputs.imported_from == target.name else ()
+    question = Question.of(problem, plan.strategy, kept=kept)
+    broken = inexpressible(unsound(question)) or target.broken_rules(question)
+    if not broken:
+        return _exported(plan, target, question)
+    nearest = nearest_plan(target, question, broken)
+    if nearest is None or not take_nearest:
+        raise _refused(plan, target, question, broken, nearest)
+    return replace(_exported(plan, target, Question.of(problem, nearest.strategy, kept=kept)), replaces=plan.strategy)
+
+
+_ANYWHERE = ("world_size", "layer_in_every_stage", "pipeline_layers", "global_batch_divides", "micro_batch_divides", "virtual_stages")
+"""Rules of the search that hold under every framework."""
+
+
+def unsound(question: Question) -> tuple[Fault, ...]:
+    """What is wrong with a plan that no framework could run."""
+    rules = (rule for rule in RULES if rule.name in _ANYWHERE)
+    found = (rule.fault(question.problem, question.strategy) for rule in rules)
+    return tuple(fault for fault in found if fault is not None)
+
+
+def _exported(plan: Plan, target: Exporter, question: Question) -> Export:
+    under = under_profile(target, question)
+    result = estimate(under, question.strategy)
+    notes = (*_crossing(plan, target, under, result), *target.notes(question))
+    return Export(
+        framework=target.name,
+        version=target.version,
+        strategy=question.strategy,
+        files=target.files(question, header_lines(target, question, result, notes)),
+        notes=notes,
+        estimate=result,
+    )
+
+
+def under_profile(target: Exporter, question: Question) -> Problem:
+    """The question's problem as the target framework runs it."""
+    return replace(question.problem, framework=target.profile(question))
+
+
+def header_lines(target: Exporter, question: Question, result: Estimate, notes: tuple[str, ...]) -> list[str]:
+    """What stands at the head of every file: the plan, the framework's version, the estimate and what is left to do."""
+    model, cluster, training = question.model, question.cluster, question.training
+    return [
+        f"{model.name} on {cluster.num_gpus:,} x {cluster.device.name} ({cluster.num_nodes:,} x {cluster.id})",
+        f"{training.global_batch_size:,} sequences of {training.sequence_length:,} tokens a step, {training.precision.name}",
+        question.strategy.describe(),
+        f"estimated: {format_seconds(result.step_time_seconds)} a step, {result.mfu:.1%} MFU,"
+        f" {format_bytes(result.peak_memory_bytes)} of {format_bytes(result.memory_capacity_bytes)} a GPU",
+        f"for {target.name} ({target.version}), written by autopar {__version__}",
+        *notes,
+    ]
+
+
+def _crossing(plan: Plan, target: Exporter, under: Problem, result: Estimate) -> list[str]:
+    """A remark where the plan was made for another framework than it goes to, with both estimates."""
+    if under.framework.id == plan.inputs.framework:
+        return []
+    planned, now = format_seconds(plan.estimate.step_time_seconds), format_seconds(result.step_time_seconds)
+    said = f"planned for {plan.inputs.framework} ({planned} a step); as {under.framework.id} runs it: {now}"
+    return [
+        said,
+        *([] if result.fits else [f"{target.name} needs more memory for it than there is: plan with --framework {under.framework.id}"]),
+    ]
+
+
+def _refused(plan: Plan, target: Exporter, question: Question, broken: tuple[BrokenRule, ...], nearest: Nearest | None) -> NoPlanError:
+    reasons = [
+        f"{target.name} ({target.version}) does not take this plan: {question.strategy.describe()}",
+        *(f"  {rule}" for rule in broken),
+    ]
+    if nearest is None:
+        reasons.append("  no plan for this model and these GPUs is near that it takes")
+    else:
+        planned = format_seconds(plan.estimate.step_time_seconds)
+        reasons.append(
+            f"nearest that it takes: {nearest.strategy.describe()}, {format_seconds(nearest.step_time_seconds)} a step and"
+            f" {format_bytes(nearest.peak_memory_bytes)} under {nearest.framework} (this plan: {planned} under {plan.inputs.framework});"
+            " --nearest writes it"
+        )
+    answer = Refusal(
+        framework=target.name,
+        version=target.version,
+        strategy=question.strategy,
+        broken=broken,
+        planned_step_time_seconds=plan.estimate.step_time_seconds,
+        nearest=nearest,
+        reasons=tuple(reasons),
+    )
+    return NoPlanError("\n".join(reasons), answer)

@@ -1,0 +1,125 @@
+"""torchrun and Slurm: scripts that start any training program on a plan's machines, with the plan's sizes in its environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from autopar.costmodel.spec.errors import Fault
+from autopar.costmodel.spec.layout import RankLayout
+from autopar.costmodel.spec.strategy import Strategy
+
+from . import launch
+from .exporter import ExportedFile
+from .rule import BrokenRule, inexpressible
+
+if TYPE_CHECKING:
+    from autopar.costmodel.spec.framework import ExecutionProfile
+
+    from .question import Question
+
+_PREFIX = "AUTOPAR_"
+
+
+class Torchrun:
+    """Protocol :class:`~autopar.exporters.exporter.Exporter`."""
+
+    name = "torchrun"
+    version = "torch 2.13"
+
+    def profile(self, question: Question) -> ExecutionProfile:
+        """The plan's own: what runs is the person's program."""
+        return question.problem.framework
+
+    def broken_rules(self, question: Question) -> tuple[BrokenRule, ...]:
+        """Nodes that are not all full cannot be started alike."""
+        return inexpressible(_uneven_nodes(question))
+
+    def notes(self, question: Question) -> tuple[str, ...]:
+        """What the environment holds, and how ranks are numbered."""
+        return (
+            "The plan's sizes are in AUTOPAR_TENSOR_PARALLEL_SIZE and so on; ranks.json has the groups of every axis.",
+            f"Ranks are numbered {rank_order(question.strategy)}, fastest first.",
+        )
+
+    def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
+        """``launch.sh`` and ``ranks.json``."""
+        call = [*launch.rendezvous(question.cluster), '"${@:?the training program and its flags}"']
+        script = launch.script(header, environment(question), launch.command(call))
+        return (ExportedFile(path="launch.sh", text=script, executable=True), ranks_file(question))
+
+
+class Slurm(Torchrun):
+    """A batch script that starts torchrun once a node."""
+
+    name = "slurm"
+    version = "slurm 23.02"
+
+    def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
+        """``job.sbatch`` and ``ranks.json``."""
+        cluster, each = question.cluster, launch.gpus_per_node(question.cluster)
+        directives = [
+            f"#SBATCH --job-name={question.model.name}",
+            f"#SBATCH --nodes={cluster.num_nodes}",
+            "#SBATCH --ntasks-per-node=1",
+            f"#SBATCH --gpus-per-node={each}",
+            "#SBATCH --exclusive",
+        ]
+        body = [
+            'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+            "export MASTER_ADDR",
+            "",
+            *launch.command([
+                "srun --kill-on-bad-exit=1",
+                f"torchrun --nproc-per-node {each} --nnodes {cluster.num_nodes}",
+                '--rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}"',
+                '"${@:?the training program and its flags: sbatch job.sbatch train.py …}"',
+            ]),
+        ]  # fmt: skip
+        text = launch.script(header, environment(question), body)
+        first, rest = text.split("\n", 1)
+        return (ExportedFile(path="job.sbatch", text="\n".join([first, *directives, rest]), executable=True), ranks_file(question))
+
+
+def environment(question: Question) -> dict[str, str]:
+    """The plan's sizes by their names, the allocator's setting, and the connections that tensor parallelism wants."""
+    strategy = question.strategy
+    values = {f.name: getattr(strategy, f.name) for f in fields(Strategy) if f.name != "pipeline_layers"}
+    sizes = {f"{_PREFIX}{name.upper()}": str(getattr(value, "value", value)) for name, value in values.items()}
+    training = {
+        f"{_PREFIX}GLOBAL_BATCH_SIZE": str(question.training.global_batch_size),
+        f"{_PREFIX}SEQUENCE_LENGTH": str(question.training.sequence_length),
+        f"{_PREFIX}NUM_MICROBATCHES": str(question.num_microbatches),
+        f"{_PREFIX}PIPELINE_LAYERS": ",".join(map(str, question.layers)),
+    }
+    return {**launch.ALLOCATOR, **sizes, **training}
+
+
+def rank_order(strategy: Strategy) -> str:
+    """``tp 8, cp 1, dp 8, pp 4``: the axes and their sizes, fastest first."""
+    return ", ".join(f"{axis} {size}" for axis, (size, _) in RankLayout.of(strategy).axes().items())
+
+
+def ranks_file(question: Question) -> ExportedFile:
+    """The size and the stride of every axis of the dense and the expert grid: rank = sum of coordinate x stride."""
+    ranks = RankLayout.of(question.strategy)
+    grids = {
+        name: [{"axis": axis, "size": size, "stride": stride} for axis, (size, stride) in ranks.axes(expert=expert).items()]
+        for name, expert in (("dense", False), ("expert", True))
+    }
+    document = {"world_size": ranks.world_size, "gpus_per_node": launch.gpus_per_node(question.cluster), **grids}
+    return ExportedFile(path="ranks.json", text=json.dumps(document, indent=2) + "\n")
+
+
+def _uneven_nodes(question: Question) -> Iterator[Fault]:
+    gpus, each = question.cluster.num_gpus, launch.gpus_per_node(question.cluster)
+    if gpus % each:
+        below = gpus // each * each
+        yield Fault(
+            field="gpus",
+            given=str(gpus),
+            required=f"must fill nodes of {each}: torchrun starts as many on each",
+            fix=f"{below} or {below + each}",
+        )
