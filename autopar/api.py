@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.cluster import ClusterSpec
     from autopar.costmodel.spec.errors import Fault
     from autopar.costmodel.spec.estimate import Estimate
+    from autopar.costmodel.spec.measured import MeasuredProfile
     from autopar.costmodel.spec.model import ModelSpec
     from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
@@ -42,7 +43,8 @@ class Inputs(TypedDict, total=False):
     precision: str | None
     framework: str
     memory_reserve: str | int | None
-    profile: str | Path | Calibration | None
+    profile: str | Path | Calibration | MeasuredProfile | None
+    allow_other_device: bool
 
 
 def plan(
@@ -99,6 +101,7 @@ def plan(
             constraints=texts,
             assumptions=assumptions,
             calibration=problem.calibration,
+            measured=None if problem.measured is None else problem.measured.profile,
         ),
         search=result.summary,
         alternatives=tuple(

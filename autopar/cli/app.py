@@ -18,7 +18,7 @@ import autopar
 EXIT_BAD_INPUT, EXIT_ABSENT, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 3, 4, 130, 141
 
 COMPLETE_VARIABLE = "_AUTOPAR_COMPLETE"
-COMMANDS = ("plan", "estimate", "explain", "accuracy", "calibrate", "catalog", "schema", "doctor", "completion")
+COMMANDS = ("plan", "estimate", "explain", "profile", "accuracy", "calibrate", "catalog", "schema", "doctor", "completion")
 
 EPILOG = """\b
 Examples:

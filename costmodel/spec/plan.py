@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from .calibration import Calibration
 from .cluster import ClusterSpec
 from .estimate import Estimate
+from .measured import MeasuredProfile
 from .model import ModelSpec
 from .strategy import Strategy
 from .training import TrainingSpec
 
-PLAN_SCHEMA_VERSION = "1.0"
+PLAN_SCHEMA_VERSION = "1.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,8 @@ class PlanInputs:
     """What the user left unsaid and autopar filled in."""
     calibration: Calibration | None = None
     """The profile file that was asked for, whole."""
+    measured: MeasuredProfile | None = None
+    """The same where it holds measured times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
