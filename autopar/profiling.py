@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from autopar import __version__
 from autopar.costmodel.profiler import choice, cluster
 from autopar.costmodel.profiler.collect import Budget, Results, Run
-from autopar.costmodel.profiler.collectives import Collectives, TorchTransport, collective_requests
+from autopar.costmodel.profiler.collectives import Collectives, TorchTransport, Transport, collective_requests
 from autopar.costmodel.profiler.discovery import Machine as Found
 from autopar.costmodel.profiler.discovery import discover
+from autopar.costmodel.profiler.nccl import nccl_transport
 from autopar.costmodel.profiler.ranks import Ranks, launched
 from autopar.costmodel.profiler.request import Backend, DeviceLostError, RankLostError, Request
 from autopar.costmodel.spec.errors import AutoparError, Fault, InvalidInputError, UnavailableError
@@ -182,16 +183,18 @@ class _Session:
         if launch.world_size == 1:
             self.notes.append("collectives: one rank ran; `torchrun --nproc-per-node N -m autopar profile` measures them")
             return
-        transport = self._transport()
+        transport = self._transport(run.ranks)
         self.libraries["collectives"] = transport.library
         largest = LARGEST_GLOO if self.device == "cpu" else LARGEST_NCCL
         run.passes(Collectives(launch, transport), collective_requests(launch, largest=largest), until=COLLECTIVES_UNTIL)
         self.keep(self.so_far())
 
-    def _transport(self) -> TorchTransport:
-        launch, timeout = self.ranks.launch, self.wanted.timeout_seconds
-        backend, device = ("gloo", "cpu") if self.device == "cpu" else ("nccl", f"cuda:{launch.local_rank}")
-        return TorchTransport(launch, backend=backend, device=device, timeout_seconds=timeout)
+    def _transport(self, ranks: Ranks) -> Transport:
+        if self.device == "cpu":
+            return TorchTransport(ranks.launch, backend="gloo", device="cpu", timeout_seconds=self.wanted.timeout_seconds)
+        transport, note = nccl_transport(ranks, timeout_seconds=self.wanted.timeout_seconds)
+        self.notes += [note] if note else []
+        return transport
 
     def _needed(self, run: Run) -> None:
         assert self.wanted.needs is not None, "callers look"
@@ -263,7 +266,8 @@ def profile_machine(
     launch = ranks.launch
     threads = wanted.threads or (max(1, found.processor.cores // launch.ranks_per_node) if device == "cpu" else 1)
     libraries: dict[str, str] = {}
-    backend = backend or _backend(device, found, ranks, threads, libraries)
+    notes: list[str] = []
+    backend = backend or _backend(device, found, ranks, threads, libraries, notes)
     session = _Session(
         wanted=wanted,
         ranks=ranks,
@@ -275,6 +279,7 @@ def profile_machine(
         results=Results(source=f"measured by autopar {__version__} on {found.host}"),
         keep=keep if launch.rank == 0 else lambda _: None,
         budget=Budget(wanted.budget_seconds),
+        notes=notes,
     )
     session.run(watch)
     if not session.results.samples and session.ended_by is not None:
@@ -303,7 +308,7 @@ def _chosen_device(asked: str, found: Found) -> str:
     return asked
 
 
-def _backend(device: str, found: Found, ranks: Ranks, threads: int, libraries: dict[str, str]) -> Backend:
+def _backend(device: str, found: Found, ranks: Ranks, threads: int, libraries: dict[str, str], notes: list[str]) -> Backend:
     from importlib.util import find_spec
 
     if device == "cpu":
@@ -315,7 +320,12 @@ def _backend(device: str, found: Found, ranks: Ranks, threads: int, libraries: d
         backend = CpuBackend(threads=threads, cache_bytes=found.processor.cache_bytes, memory_bytes=memory)
         libraries["torch"] = backend.version
         return backend
-    raise UnavailableError("the CUDA backend is not here yet")
+    from autopar.costmodel.profiler.cuda import cuda_backend
+
+    cuda, missing = cuda_backend(ranks.launch.local_rank)
+    libraries |= cuda.libraries
+    notes += missing
+    return cuda
 
 
 def environment_threads() -> int:

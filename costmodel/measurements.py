@@ -104,7 +104,7 @@ def _kernel_curves(series: tuple[Series, ...], device: DeviceColumns, compute_ty
         gemm_dtype=gemm_dtype,
         dtype=dtype,
         value_bytes=4.0 if dtype == "fp32" else 2.0,
-        gemm={name: _gemm_fit(one, device) for name, one in of(Kind.GEMM).items()},
+        gemm={name: gemm_fit(one, device) for name, one in of(Kind.GEMM).items()},
         attention={name: _attention_fit(one, device) for name, one in of(Kind.ATTENTION).items()},
         operators={name: _operator_fit(one, device) for name, one in of(Kind.OPERATOR).items() if name in compute.EAGER_TRAFFIC},
         optimizer=_optimizer_fit(series, device),
@@ -129,7 +129,8 @@ def gemm_curve(series: Series, device: DeviceColumns) -> Floats:
     return compute.gemm_seconds(device, shapes[:, 0], shapes[:, 1], shapes[:, 2], layout=GemmLayout(series.variant))
 
 
-def _gemm_fit(series: Series, device: DeviceColumns) -> ShapeFit:
+def gemm_fit(series: Series, device: DeviceColumns) -> ShapeFit:
+    """The correction that a GEMM series makes of the formula."""
     return ShapeFit.of(_shapes(series.points), np.log(_seconds(series.points) / gemm_curve(series, device)))
 
 

@@ -155,10 +155,13 @@ class TorchTransport:
         part = torch.rand(count // len(ranks), device=self._device) + 0.5
         if variant == "send_recv":
             return self._there_and_back(full, ranks, group)
+        # torch 2.13 renames the two; 2.11 has the old names alone
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         calls: dict[str, Callable[[], object]] = {
             "all_reduce": lambda: dist.all_reduce(full, op=dist.ReduceOp.MAX, group=group),
-            "all_gather": lambda: dist.all_gather_into_tensor(full, part, group=group),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, full, op=dist.ReduceOp.MAX, group=group),
+            "all_gather": lambda: gather(full, part, group=group),
+            "reduce_scatter": lambda: scatter(part, full, op=dist.ReduceOp.MAX, group=group),
             "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(full), full, group=group),
         }
         return calls[variant]
