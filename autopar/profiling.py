@@ -172,7 +172,7 @@ class _Session:
             Request(kind=Kind.GEMM, variant="nt", dtype=dtypes[0], shape=(512.0, 512.0, 512.0)),
             Request(kind=Kind.OPERATOR, variant="copy", dtype=wide, shape=(1024.0, 1024.0)),
         ]
-        run.passes(self.backend, probe, until=BASE_UNTIL, count=1)
+        run.passes(self.backend, probe, until=1.0, count=1)
         requests = choice.base_requests(dtypes, wide, self._reach(run), host_copies=self.device == "cuda")
         few = int(max(self.budget.seconds * BASE_UNTIL / SHAPE_SECONDS, 40))
         run.passes(self.backend, choice.spread_out(requests)[:few], until=BASE_UNTIL)

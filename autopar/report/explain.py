@@ -9,7 +9,7 @@ from rich.text import Text
 
 from autopar.costmodel.spec.units import format_bytes, format_seconds
 
-from .tables import wrapped_table
+from .tables import plain_table, wrapped_table
 from .text import headline, lines, result_parts, strategy_table
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ def explanation_report(problem: Problem, found: Explanation, assumptions: Sequen
     if found.estimate is not None:
         yield from result_parts(found.estimate)
     yield changes_table(found)
+    if found.unmeasured:
+        yield unmeasured_table(found)
     yield from lines("assumed", assumptions)
     if found.estimate is not None:
         yield from lines("warnings", found.estimate.warnings, style="yellow")
@@ -39,6 +41,18 @@ def explanation_report(problem: Problem, found: Explanation, assumptions: Sequen
 def _refusals(found: Explanation) -> list[str]:
     names = found.rules if len(found.rules) == len(found.refused_by) else ("",) * len(found.refused_by)
     return [f"{name}: {fault}" if name else str(fault) for name, fault in zip(names, found.refused_by, strict=True)]
+
+
+def unmeasured_table(found: Explanation) -> RenderableType:
+    """The unmeasured shapes that bear most on the order of strategies."""
+    table = plain_table(
+        "not measured, and most likely to change the ranking (`autopar profile --for-plan` measures them)",
+        "kernel", "shape", "of the step", "known to", "swing",
+    )  # fmt: skip
+    for doubt in found.unmeasured:
+        sizes = " x ".join(f"{size:g}" for size in doubt.shape)
+        table.add_row(doubt.kernel, sizes, format_seconds(doubt.seconds_a_step), f"{doubt.deviation:.0%}", f"{doubt.swing:.2f}")
+    return table
 
 
 def changes_table(found: Explanation) -> RenderableType:

@@ -158,7 +158,7 @@ class CudaBackend:
         for provider in self._providers:
             try:
                 provider.release()
-            except Exception as error:  # noqa: PERF203 - each library has memory of its own
+            except Exception as error:
                 raise self.failure(error, provider) from None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from .collectives import Transport, TorchTransport, group_shapes, members
+from .collectives import TorchTransport, Transport, group_shapes, members
 from .cuda import Import, load_cupy, load_nccl
 from .ranks import Ranks
 

@@ -60,6 +60,4 @@ def _gemm(layout: str, size: int) -> Request:
 
 
 def _use(rows: float, seconds: float, coverage: Coverage = Coverage.INTERPOLATED) -> Use:
-    return Use(
-        kind=Kind.GEMM, variant="nt", dtype="fp32", shape=(rows, 64.0, 64.0), seconds=seconds, coverage=coverage, deviation=0.1
-    )
+    return Use(kind=Kind.GEMM, variant="nt", dtype="fp32", shape=(rows, 64.0, 64.0), seconds=seconds, coverage=coverage, deviation=0.1)

@@ -266,7 +266,11 @@ def test_collectives_through_cupys_nccl() -> None:
     transport = CupyNcclTransport(FakeCupy(log=log), FakeNccl(log), Pretending())
     assert transport.library == "cupy 14.2.0 NCCL 2.28.9"
     # ranks 0,1 of a node; 0,2 strided over the nodes; all four
-    assert sorted(name for name in log if name.startswith("communicator")) == ["communicator 0 of 2", "communicator 0 of 2", "communicator 0 of 4"]
+    assert sorted(name for name in log if name.startswith("communicator")) == [
+        "communicator 0 of 2",
+        "communicator 0 of 2",
+        "communicator 0 of 4",
+    ]
     found = Collectives(Pretending.launch, transport)
     asked = {}
     for request in collective_requests(Pretending.launch, largest=2**10):
@@ -285,7 +289,9 @@ def test_cupys_nccl_is_taken_where_it_loads_and_torchs_where_it_does_not(monkeyp
     transport, note = nccl_transport(Pretending(), timeout_seconds=1, load=loading(cupy=cupy, cupy_cuda_nccl=FakeNccl([])))
     assert isinstance(transport, CupyNcclTransport)
     assert note == ""
-    monkeypatch.setattr("autopar.costmodel.profiler.nccl.TorchTransport", lambda launch, **options: SimpleNamespace(library=f"torch {options['backend']}"))
+    monkeypatch.setattr(
+        "autopar.costmodel.profiler.nccl.TorchTransport", lambda launch, **options: SimpleNamespace(library=f"torch {options['backend']}")
+    )
     transport, note = nccl_transport(Pretending(), timeout_seconds=1, load=loading(cupy=cupy))
     assert transport.library == "torch nccl"
     assert "torch.distributed's NCCL (cupy's NCCL: No module named" in note

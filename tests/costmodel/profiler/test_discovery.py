@@ -23,7 +23,8 @@ def topology(gpus: int, links: int = 18) -> str:
     names = [f"GPU{place}" for place in range(gpus)]
     header = "\t" + "\t".join(f"\x1b[4m{name}\x1b[0m" for name in [*names, "NIC0", "NIC1", "CPU Affinity", "NUMA Affinity"])
     rows = [
-        f"GPU{row}\t" + "\t".join("X" if row == column else f"NV{links}" for column in range(gpus)) + "\tPIX\tSYS\t0-55\t0" for row in range(gpus)
+        f"GPU{row}\t" + "\t".join("X" if row == column else f"NV{links}" for column in range(gpus)) + "\tPIX\tSYS\t0-55\t0"
+        for row in range(gpus)
     ]
     nics = ["NIC0\tPIX\t" + "\t".join(["SYS"] * (gpus - 1)) + "\tX\tSYS"]
     return "\n".join([header, *rows, *nics, "", "Legend:", "  X    = Self", "  NV#  = Connection traversing a bonded set of # NVLinks"])

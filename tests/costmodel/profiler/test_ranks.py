@@ -77,7 +77,7 @@ def forked(world: int, work: Callable[[TorchRanks], Any], folder: Path, *, timeo
     while len(found) < world and time.monotonic() < deadline and (any(p.is_alive() for p in processes) or not answers.empty()):
         try:
             rank, answer = answers.get(timeout=0.5)
-        except Exception:  # noqa: S112 - nothing yet
+        except Exception:
             continue
         found[rank] = answer
     for process in processes:
