@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.cluster import ClusterSpec
     from autopar.costmodel.spec.economics import Economics
     from autopar.costmodel.spec.estimate import Estimate
+    from autopar.costmodel.spec.measured import MeasuredProfile
     from autopar.costmodel.spec.model import ModelSpec
     from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
@@ -63,7 +64,8 @@ class Inputs(TypedDict, total=False):
     precision: str | None
     framework: str
     memory_reserve: str | int | None
-    profile: str | Path | Calibration | None
+    profile: str | Path | Calibration | MeasuredProfile | None
+    allow_other_device: bool
 
 
 class Question(Inputs, total=False):
@@ -378,6 +380,7 @@ def _planned(asked: _Asked, chosen: Strategy, result: SearchResult, *, top: int)
             assumptions=asked.assumptions,
             calibration=problem.calibration,
             objective=aims.objective,
+            measured=None if problem.measured is None else problem.measured.profile,
         ),
         search=result.summary,
         alternatives=tuple(

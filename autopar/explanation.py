@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -16,12 +16,16 @@ from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strateg
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
+    from autopar.costmodel.spec.estimate import Estimate
+    from autopar.doubtful import Doubt
 
 EXPLANATION_SCHEMA_VERSION = "1.1"
 WORTHWHILE = 0.002
 """A change that saves a smaller share of the step is noise."""
 MAX_PAIRS = 1500
 """Strategies two changes away that are looked at."""
+MAX_COMPARED = 6
+"""Strategies that unmeasured shapes are weighed against."""
 MAX_TWO_STEPS = 12
 """Of those that run, the fastest that are told."""
 
@@ -67,6 +71,8 @@ class Explanation:
     """The same as ``runs``, for programs: the word that an estimate has too."""
     against_best: AgainstBest | None = None
     """None where a rule refuses the strategy, or where nothing fits these GPUs."""
+    unmeasured: tuple[Doubt, ...] = ()
+    """Under a measured profile: the shapes without a measurement that could change the order of strategies."""
     schema_version: str = EXPLANATION_SCHEMA_VERSION
 
     @property
@@ -102,7 +108,19 @@ def explain_strategy(problem: Problem, strategy: Strategy) -> Explanation:
         instead=_instead(problem) if refused and not changes else "",
         fits=not refused,
         against_best=None if now is None else against_best(problem, strategy, now),
+        unmeasured=_unmeasured(problem, strategy, changes) if now is not None and not broken else (),
     )
+
+
+def _unmeasured(problem: Problem, strategy: Strategy, changes: Sequence[Change]) -> tuple[Doubt, ...]:
+    """Doubts between the strategy and the closest of those one change away; none without a measured profile."""
+    from autopar.doubtful import doubtful_shapes
+
+    if problem.measured is None:
+        return ()
+    near = list(changes) or [change for change in _evaluated(problem, strategy) if change.fits]
+    near.sort(key=lambda change: change.step_time_seconds)
+    return doubtful_shapes(problem, strategy, [change.strategy for change in near[:MAX_COMPARED]])
 
 
 def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:

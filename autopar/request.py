@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.calibration import Calibration
 from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec
-from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnavailableError, raise_if
 from autopar.costmodel.spec.model import ModelSpec
 from autopar.costmodel.spec.training import Precision, TrainingSpec, precision_named
 from autopar.costmodel.spec.units import format_bytes, format_count, parse_bytes
 
 if TYPE_CHECKING:
-    from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.framework import ExecutionProfile
+    from autopar.costmodel.spec.hardware import HardwareProfile
+    from autopar.costmodel.spec.measured import MeasuredProfile
     from autopar.costmodel.spec.plan import Plan
 
 T = TypeVar("T")
@@ -39,7 +41,8 @@ def build_problem(
     precision: str | None = None,
     framework: str = DEFAULT_FRAMEWORK,
     memory_reserve: str | int | None = None,
-    profile: str | Path | Calibration | None = None,
+    profile: str | Path | Calibration | MeasuredProfile | None = None,
+    allow_other_device: bool = False,
 ) -> tuple[Problem, tuple[str, ...]]:
     """The problem, and one line for each thing assumed.
 
@@ -53,7 +56,9 @@ def build_problem(
         precision: ``bf16`` (default), ``fp16``, ``fp8``, ``mxfp8``, …; see ``autopar.costmodel.spec.training.PRECISIONS``.
         framework: execution profile of the training framework.
         memory_reserve: bytes (``"4GiB"`` or a number) kept free on each GPU in place of the framework's own reserve.
-        profile: file written by ``autopar calibrate``, or its content: constants of this cluster and framework.
+        profile: file written by ``autopar profile`` (measured times) or ``autopar calibrate`` (constants), or its content; or the
+            name of a measured profile of the catalog.
+        allow_other_device: use measured times of another device than the cluster's.
 
     Raises:
         InvalidInputError: with all faults of the question at once.
@@ -65,7 +70,10 @@ def build_problem(
     found_cluster = gather(faults, lambda: resolve_cluster(cluster, gpus, gpu, notes))
     reserve = gather(faults, lambda: _reserve(memory_reserve))
     execution = gather(faults, lambda: _framework(framework))
-    calibration = gather(faults, lambda: _calibration(profile))
+    given = gather(faults, lambda: _profile(profile))
+    measured = None if given is None or isinstance(given, Calibration) else given
+    if measured is not None and found_cluster is not None:
+        gather(faults, lambda: _refuse_other_device(measured, found_cluster.device, allowed=allow_other_device))
     chosen = gather(faults, lambda: _precision(precision, found_cluster.device if found_cluster else None, notes))
     training = gather(faults, lambda: _training(found_model, global_batch_size, sequence_length, chosen, notes))
     raise_if(faults)
@@ -73,16 +81,18 @@ def build_problem(
         raise InvalidInputError("the question is incomplete")
     if framework == DEFAULT_FRAMEWORK:
         notes.append(f"framework: {execution.name} (overlap, kernels and memory reserve as it has them)")
-    problem = _problem(found_model, found_cluster, training, execution.id, reserve)
-    if calibration is not None:
-        problem = _calibrated(problem, calibration, notes)
+    problem = _problem(found_model, found_cluster, training, execution.id, reserve, measured)
+    if measured is not None:
+        notes.append(_measured_note(measured, found_cluster.device))
+    if isinstance(given, Calibration):
+        problem = _calibrated(problem, given, notes)
     return problem, tuple(notes)
 
 
 def problem_of(plan: Plan) -> Problem:
     """The problem that ``plan`` answers, from its own inputs."""
     inputs = plan.inputs
-    problem = _problem(inputs.model, inputs.cluster, inputs.training, inputs.framework, inputs.memory_reserve_bytes)
+    problem = _problem(inputs.model, inputs.cluster, inputs.training, inputs.framework, inputs.memory_reserve_bytes, inputs.measured)
     return problem if inputs.calibration is None else _calibrated(problem, inputs.calibration, [])
 
 
@@ -110,30 +120,67 @@ def resized(problem: Problem, num_gpus: int) -> Problem | None:
     return changed if problem.calibration is None else _calibrated(changed, problem.calibration, [])
 
 
-def _problem(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec, framework: str, reserve: float | None) -> Problem:
+def _problem(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    training: TrainingSpec,
+    framework: str,
+    reserve: float | None,
+    measured: MeasuredProfile | None,
+) -> Problem:
     from autopar.catalog.frameworks import framework as profile_named
     from autopar.catalog.links import link_profiles
-    from autopar.catalog.profiles import hardware_profile
     from autopar.catalog.residuals import residual_table
+    from autopar.costmodel.measurements import Measurements
 
     return Problem(
         model=model,
         cluster=cluster,
         training=training,
         framework=profile_named(framework),
-        hardware=hardware_profile(cluster.device),
+        hardware=_hardware(cluster.device, measured),
         links=link_profiles(cluster),
         memory_reserve_bytes=reserve,
+        measured=None if measured is None else Measurements(measured),
         residuals=residual_table(),
     )
 
 
-def _calibration(profile: str | Path | Calibration | None) -> Calibration | None:
+def _hardware(device: DeviceSpec, measured: MeasuredProfile | None) -> HardwareProfile:
+    """The catalog's constants of ``device``; those read off its own measured points where the catalog has none."""
+    from autopar.catalog.profiles import hardware_profile
+    from autopar.costmodel.measurements import measured_constants
+
+    try:
+        return hardware_profile(device)
+    except UnavailableError:
+        if measured is None or measured.device != device.id:
+            raise
+        return measured_constants(measured, device)
+
+
+def _profile(profile: str | Path | Calibration | MeasuredProfile | None) -> Calibration | MeasuredProfile | None:
     if not isinstance(profile, str | Path):
         return profile
-    from autopar.io.profile_file import read_calibration
+    from autopar.catalog.measured import measured_names, measured_profile
+    from autopar.io.profile_file import read_profile
 
-    return read_calibration(profile)
+    if str(profile) in measured_names() and not looks_like_path(profile) and not _is_there(profile):
+        return measured_profile(str(profile))
+    return read_profile(profile)
+
+
+def _refuse_other_device(measured: MeasuredProfile, device: DeviceSpec, *, allowed: bool) -> None:
+    if measured.device != device.id and not allowed:
+        required = f"times measured on another device than {device.id}"
+        fix = "plan with a cluster of that device, or pass --allow-other-device to use them all the same"
+        raise InvalidInputError(Fault(field="profile", given=measured.device, required=required, fix=fix))
+
+
+def _measured_note(measured: MeasuredProfile, device: DeviceSpec) -> str:
+    other = "" if measured.device == device.id else f", a profile of {measured.device} used for {device.id} as asked"
+    date = f", {measured.machine.date}" if measured.machine.date else ""
+    return f"profile: {measured.num_points} times measured on {measured.machine.device_name or measured.device}{date}{other}"
 
 
 def _calibrated(problem: Problem, calibration: Calibration, notes: list[str]) -> Problem:
@@ -244,9 +291,11 @@ def _framework(name: str) -> ExecutionProfile:
 def _precision(name: str | None, device: DeviceSpec | None, notes: list[str]) -> Precision:
     if name is None:
         has_bf16 = device is None or "bf16" in device.peak_flops
-        chosen = precision_named("bf16" if has_bf16 else "fp16")
+        has_fp16 = device is None or "fp16" in device.peak_flops
+        chosen = precision_named("bf16" if has_bf16 else "fp16" if has_fp16 else "fp32")
         why = "" if has_bf16 or device is None else f" ({device.name} has no bf16)"
-        notes.append(f"precision: {chosen.name} with fp32 master weights and Adam{why}")
+        masters = " with fp32 master weights" if chosen.master_weight_bytes else ""
+        notes.append(f"precision: {chosen.name}{masters}{' and' if masters else ' with'} Adam{why}")
         return chosen
     chosen = precision_named(name)
     if device is not None and chosen.linear.value not in device.peak_flops:

@@ -21,6 +21,12 @@ RECOMPUTES: tuple[Recompute, ...] = tuple(Recompute)
 CONTEXT_KINDS: tuple[ContextParallelKind, ...] = tuple(ContextParallelKind)
 
 
+class Shared:
+    """Part of a record of columns that all its rows share, and that is no column itself."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyColumns:
     """Columns of :class:`Strategy`, all of one length N.
@@ -156,22 +162,38 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def stack(rows: Sequence[Record]) -> Record:
-    """One record of columns from records of scalars: field by field, recursing into records."""
+    """One record of columns from records of scalars: field by field, recursing into records.
+
+    Raises:
+        ValueError: rows that do not share what a record shares (two measured profiles in one table).
+    """
     first = rows[0]
-    values = {}
+    values: dict[str, Any] = {}
     for field in fields(first):  # type: ignore[arg-type]
         parts = [getattr(row, field.name) for row in rows]
+        if is_shared(parts[0]):
+            if any(part is not parts[0] for part in parts):
+                raise ValueError(f"rows with different {field.name} cannot be evaluated together")
+            values[field.name] = parts[0]
+            continue
         values[field.name] = stack(parts) if is_dataclass(parts[0]) else np.stack([np.asarray(part) for part in parts])
     return type(first)(**values)
+
+
+def is_shared(part: object) -> bool:
+    """Whether a field of a record holds what its rows share, or nothing."""
+    return part is None or isinstance(part, Shared)
 
 
 def gather(record: Record, rows: npt.NDArray[np.int64]) -> Record:
     """The given rows of a record of columns; scalars (0-d arrays) stand for every row and stay as they are."""
     kind: Any = type(record)
-    values = {}
+    values: dict[str, Any] = {}
     for name in _names(kind):
         part: Any = getattr(record, name)
-        if not isinstance(part, _ARRAYS):
+        if is_shared(part):
+            values[name] = part
+        elif not isinstance(part, _ARRAYS):
             values[name] = gather(part, rows)
         else:
             values[name] = part[rows] if part.ndim else part
@@ -181,10 +203,12 @@ def gather(record: Record, rows: npt.NDArray[np.int64]) -> Record:
 def trailing(record: Record) -> Record:
     """A record of columns with one more axis at the end, to broadcast over ranks; scalars (0-d arrays) stay as they are."""
     kind: Any = type(record)
-    values = {}
+    values: dict[str, Any] = {}
     for name in _names(kind):
         part: Any = getattr(record, name)
-        if not isinstance(part, _ARRAYS):
+        if is_shared(part):
+            values[name] = part
+        elif not isinstance(part, _ARRAYS):
             values[name] = trailing(part)
         else:
             values[name] = part[..., np.newaxis] if part.ndim else part

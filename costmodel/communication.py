@@ -48,7 +48,7 @@ def all_reduce_seconds(message_bytes: npt.ArrayLike, group: Group, links: LinkCo
     size = _floats(message_bytes)
     ring = 2 * _ring_latency(group, links) + _ring_transfer(2 * size, size, group, links, sharing)
     tree = _tree_latency(group, links) + _tree_transfer(size, group, links, sharing)
-    return _or_nothing(_start(group, links) + np.minimum(ring, tree), size, group)
+    return _or_nothing("all_reduce", _start(group, links) + np.minimum(ring, tree), size, group, links)
 
 
 def all_gather_seconds(gathered_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None) -> Floats:
@@ -58,13 +58,13 @@ def all_gather_seconds(gathered_bytes: npt.ArrayLike, group: Group, links: LinkC
     right for NCCL's ring, pessimistic for thousands of ranks where PAT or a hierarchical gather is used.
     """
     size = _floats(gathered_bytes)
-    seconds = _start(group, links) + _ring_latency(group, links) + _ring_transfer(size, size, group, links, sharing)
-    return _or_nothing(seconds, size, group)
+    return _or_nothing("all_gather", _one_turn_seconds(size, group, links, sharing), size, group, links)
 
 
 def reduce_scatter_seconds(full_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None) -> Floats:
     """Seconds to sum ``full_bytes`` (S, the whole buffer of one rank) and leave S / n on each: the gather reversed."""
-    return all_gather_seconds(full_bytes, group, links, sharing)
+    size = _floats(full_bytes)
+    return _or_nothing("reduce_scatter", _one_turn_seconds(size, group, links, sharing), size, group, links)
 
 
 def all_to_all_seconds(sent_bytes: npt.ArrayLike, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None = None) -> Floats:
@@ -82,7 +82,7 @@ def all_to_all_seconds(sent_bytes: npt.ArrayLike, group: Group, links: LinkColum
     network = _transfer(size * (n - k) / n, size / n, rate, links.network.half_bytes)
     latency = links.fast.latency_seconds * np.ceil((k - 1) / PEERS_IN_FLIGHT)
     latency = latency + links.network.latency_seconds * np.ceil((n - k) / PEERS_IN_FLIGHT)
-    return _or_nothing(_start(group, links) + latency + _pipelined(fast, network), size, group)
+    return _or_nothing("all_to_all", _start(group, links) + latency + _pipelined(fast, network), size, group, links)
 
 
 def p2p_seconds(
@@ -100,7 +100,15 @@ def p2p_seconds(
     network = _transfer(size, size, rate, links.network.half_bytes)
     start = np.where(crosses, links.network.base_seconds, links.fast.base_seconds)
     latency = np.where(crosses, links.network.latency_seconds, links.fast.latency_seconds)
-    return np.where(size > 0, start + latency + np.where(crosses, network, fast), 0.0)
+    seconds = np.asarray(np.where(size > 0, start + latency + np.where(crosses, network, fast), 0.0))
+    if links.curves is None:
+        return seconds
+    return links.curves.seconds("send_recv", size, np.full_like(seconds, 2.0), np.where(crosses, 1.0, 2.0), seconds)
+
+
+def _one_turn_seconds(size: Floats, group: Group, links: LinkColumns, sharing: npt.ArrayLike | None) -> Floats:
+    """One turn of a ring: what a gather and a scatter of ``size`` bytes both take."""
+    return np.asarray(_start(group, links) + _ring_latency(group, links) + _ring_transfer(size, size, group, links, sharing))
 
 
 def _ring_latency(group: Group, links: LinkColumns) -> Floats:
@@ -162,8 +170,10 @@ def _start(group: Group, links: LinkColumns) -> Floats:
     return np.where(group.crosses, links.network.base_seconds, links.fast.base_seconds)
 
 
-def _or_nothing(seconds: Floats, size: Floats, group: Group) -> Floats:
-    return np.where((size > 0) & (group.size > 1), seconds, 0.0)
+def _or_nothing(collective: str, seconds: Floats, size: Floats, group: Group, links: LinkColumns) -> Floats:
+    """``seconds``, corrected where the collective was measured; 0 where there is nothing to send or nobody to send it to."""
+    present = np.asarray(np.where((size > 0) & (group.size > 1), seconds, 0.0))
+    return present if links.curves is None else links.curves.seconds(collective, size, group.size, group.members_per_domain, present)
 
 
 def _floats(value: npt.ArrayLike) -> Floats:

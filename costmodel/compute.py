@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .columns import Floats
+from .measured import KernelCurves
 from .spec.cluster import DeviceSpec
 from .spec.errors import Fault, InvalidInputError
 from .spec.hardware import HardwareProfile
@@ -39,6 +41,8 @@ GEMM_TILES: tuple[tuple[int, int], ...] = ((128, 256), (256, 128), (128, 128), (
 """Output tiles of one thread block that a library chooses among (rows, columns)."""
 SPLIT_K_MINIMUM = 512
 """Elements of K that each part keeps when K is split over idle compute units."""
+CPU_ARCHITECTURE = "cpu"
+"""The architecture of a processor that trains: its host and its device are one."""
 ATTENTION_BLOCK = 128
 """Query rows of one attention thread block."""
 REFERENCE_HEAD_DIM = 128
@@ -93,10 +97,12 @@ class EagerTraffic:
 
 
 EAGER_TRAFFIC: Mapping[str, EagerTraffic] = {
+    "copy": EagerTraffic(ideal=4, eager=4.0),
     "add": EagerTraffic(ideal=6, eager=6.1),
     "gelu": EagerTraffic(ideal=4, eager=4.8),
     "gelu_backward": EagerTraffic(ideal=6, eager=6.4),
     "silu_mul": EagerTraffic(ideal=6, eager=10.7),
+    "silu_mul_backward": EagerTraffic(ideal=10, eager=18.0),  # counted: three kernels of three tensors, none measured
     "layernorm": EagerTraffic(ideal=4, eager=7.2),
     "layernorm_backward": EagerTraffic(ideal=6, eager=10.5),
     "rmsnorm": EagerTraffic(ideal=4, eager=6.8),
@@ -140,6 +146,10 @@ class DeviceColumns:
     memory_half_bytes: Floats
     optimizer_memory_efficiency: Floats
     launch_seconds: Floats
+    host_is_device: Floats
+    """1 where the host itself computes (a processor), so that launching adds to computing instead of running beside it."""
+    curves: KernelCurves | None = None
+    """Corrections by measured times; the same for all rows."""
 
     @classmethod
     def of(cls, device: DeviceSpec, profile: HardwareProfile, compute_type: ComputeType, *, flash2: bool = False) -> DeviceColumns:
@@ -170,17 +180,25 @@ class DeviceColumns:
             "gemm_small_efficiency": sustained * profile.gemm_small_efficiency / profile.gemm_efficiency,
             "attention_forward_efficiency": profile.attention_forward_efficiency * flash,
             "attention_backward_efficiency": profile.attention_backward_efficiency * flash,
+            "host_is_device": device.architecture.lower() == CPU_ARCHITECTURE,
         }
-        return cls(**{f.name: np.asarray(values.get(f.name, getattr(profile, f.name, 0.0)), dtype=np.float64) for f in fields(cls)})
+        columns: dict[str, Any] = {
+            name: np.asarray(values.get(name, getattr(profile, name, 0.0)), dtype=np.float64) for name in DEVICE_NAMES
+        }
+        return cls(**columns)
 
     @classmethod
     def stack(cls, rows: Sequence[DeviceColumns]) -> DeviceColumns:
         """One row for each of ``rows`` (0-d columns), in order."""
-        return cls(**{f.name: np.array([getattr(row, f.name) for row in rows], dtype=np.float64) for f in fields(cls)})
+        columns: dict[str, Any] = {name: np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in DEVICE_NAMES}
+        return cls(**columns, curves=rows[0].curves)
 
     def take(self, index: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice | tuple[slice | None, ...]) -> DeviceColumns:
         """The rows (or, with ``(slice(None), None)``, the new axis) that ``index`` asks of every column."""
-        return DeviceColumns(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+        return DeviceColumns(**{name: getattr(self, name)[index] for name in DEVICE_NAMES}, curves=self.curves)
+
+
+DEVICE_NAMES: tuple[str, ...] = tuple(f.name for f in fields(DeviceColumns) if f.name != "curves")
 
 
 def _peak(device: DeviceSpec, compute_type: ComputeType) -> float:
@@ -227,7 +245,8 @@ def gemm_seconds(
     compute = ideal / _power_limited(ideal, device.gemm_small_efficiency, device.gemm_efficiency, physics)
     traffic = count * ((m * k + k * n) * device.operand_bytes + m * n * device.output_bytes)
     memory = traffic / (device.memory_bandwidth * device.memory_efficiency * physics.gemm_memory_share)
-    return _roofline(compute, memory) + device.gemm_overhead_seconds
+    seconds = np.asarray(_roofline(compute, memory) + device.gemm_overhead_seconds)
+    return seconds if device.curves is None else device.curves.gemm_seconds(layout.value, m, n, k, count, seconds)
 
 
 def _tile_work(device: DeviceColumns, m: Floats, n: Floats, k: Floats, count: Floats, physics: KernelPhysics) -> Floats:
@@ -314,7 +333,11 @@ def attention_seconds(
     elements = batch * (heads * queries + kv_heads * keys) * (d + v)
     memory = elements * (4.0 if backward else 2.0) / (device.memory_bandwidth * device.memory_efficiency)
     kernels = 3 if backward else 1
-    return _roofline(compute, memory) + kernels * device.gemm_overhead_seconds
+    seconds = np.asarray(_roofline(compute, memory) + kernels * device.gemm_overhead_seconds)
+    if device.curves is None:
+        return seconds
+    variant = "backward" if backward else "forward"
+    return device.curves.attention_seconds(variant, (batch, heads, kv_heads, queries, keys, d), seconds)
 
 
 def memory_seconds(device: DeviceColumns, bytes_moved: Array) -> Floats:
@@ -324,7 +347,28 @@ def memory_seconds(device: DeviceColumns, bytes_moved: Array) -> Floats:
     stay in the L2 cache between two kernels (faster, below some 30 MB on H200), and for writes alone (fill reaches 0.77 of it).
     """
     moved = np.asarray(bytes_moved, dtype=np.float64)
-    return (moved + device.memory_half_bytes * (moved > 0)) / (device.memory_bandwidth * device.memory_efficiency)
+    seconds = memory_curve(device, moved)
+    return seconds if device.curves is None else device.curves.memory_seconds(moved, seconds)
+
+
+def memory_curve(device: DeviceColumns, bytes_moved: Array) -> Floats:
+    """:func:`memory_seconds` by the formula alone, whatever was measured."""
+    moved = np.asarray(bytes_moved, dtype=np.float64)
+    return np.asarray((moved + device.memory_half_bytes * (moved > 0)) / (device.memory_bandwidth * device.memory_efficiency))
+
+
+def operator_share(device: DeviceColumns, name: str, rows: Array, columns: Array) -> Floats:
+    """Measured time of an operator on a rows x columns tensor, over what :data:`EAGER_TRAFFIC` says of it; 1 where not measured."""
+    elements = np.asarray(rows, dtype=np.float64) * np.asarray(columns, dtype=np.float64)
+    if device.curves is None:
+        return np.ones_like(elements)
+    return device.curves.operator_share(name, rows, columns, operator_curve(device, name, elements))
+
+
+def operator_curve(device: DeviceColumns, name: str, elements: Array) -> Floats:
+    """Seconds of an eager operator on ``elements`` by the formula; values as wide as the device's output, logits as they are."""
+    widening = 1.0 if name.startswith("cross_entropy") else device.output_bytes / 2
+    return memory_curve(device, np.asarray(elements, dtype=np.float64) * EAGER_TRAFFIC[name].eager * widening)
 
 
 def cast_seconds(device: DeviceColumns, elements: Array, *, source_bytes: float = 2, target_bytes: float = 1, passes: float = 2) -> Floats:
@@ -344,4 +388,5 @@ def optimizer_seconds(device: DeviceColumns, bytes_moved: Array) -> Floats:
     ``benchmarks/data/h200/optimizer.csv``. Wrong for all-16-bit states, whose update reaches 0.8 of it.
     """
     moved = np.asarray(bytes_moved, dtype=np.float64)
-    return (moved + device.memory_half_bytes * (moved > 0)) / (device.memory_bandwidth * device.optimizer_memory_efficiency)
+    seconds = (moved + device.memory_half_bytes * (moved > 0)) / (device.memory_bandwidth * device.optimizer_memory_efficiency)
+    return seconds if device.curves is None else device.curves.optimizer_seconds(moved, seconds)

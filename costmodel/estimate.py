@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from .columns import Floats, StrategyColumns
@@ -10,9 +12,11 @@ from .flops import attention_flops_per_token, forward_flops_per_token, step_mode
 from .inputs import Inputs, attention_is_fused
 from .intervals import fit_probability, profile_sample, regime_of, sample, step_time_interval
 from .layer import PassTimes
+from .measured import Coverage, Use, Uses
 from .problem import Problem
 from .spec.calibration import Calibration
 from .spec.estimate import Estimate, Interval, StageEstimate, StageMemory, TimeBreakdown
+from .spec.measured import Kind
 from .spec.strategy import ContextParallelKind, Strategy
 from .spec.training import ComputeType
 from .step import StageCosts, stage_groups
@@ -32,7 +36,8 @@ def estimate(problem: Problem, strategy: Strategy) -> Estimate:
 
     The step time is exact for the schedule: where no closed form is, its actions are simulated.
     """
-    inputs = Inputs.of(problem)
+    uses = Uses()
+    inputs = Inputs.of(problem, uses if problem.measured is not None else None)
     (costs,) = stage_groups(inputs, StrategyColumns.of([strategy]), simulate=True)
     step_time = float(costs.step_seconds[0])
     breakdown = _breakdown(inputs, costs)
@@ -59,9 +64,38 @@ def estimate(problem: Problem, strategy: Strategy) -> Estimate:
         fit_probability=probability,
         time=breakdown,
         stages=stages,
-        warnings=_warnings(problem, strategy) + _memory_warnings(probability),
-        provenance=_provenance(problem),
+        warnings=_warnings(problem, strategy) + _memory_warnings(probability) + _coverage_warnings(uses),
+        provenance=_provenance(problem) | _coverage(problem, uses),
     )
+
+
+def shapes_asked(problem: Problem, strategy: Strategy) -> tuple[Use, ...]:
+    """Every kernel and collective that the estimate of ``strategy`` asks for, each shape once, as the model times it."""
+    uses = Uses()
+    for _ in stage_groups(Inputs.of(problem, uses), StrategyColumns.of([strategy])):
+        pass
+    return tuple(uses.found.values())
+
+
+def _coverage(problem: Problem, uses: Uses) -> dict[str, str]:
+    """How many shapes of each kind the profile holds, interpolates between, or does not reach."""
+    measured = problem.measured
+    if measured is None or measured.profile is None:
+        return {}
+    machine = measured.profile.machine
+    table = {"profile": f"{measured.profile.num_points} times of {machine.device_name or measured.profile.device}, {machine.date}"}
+    for kind in Kind:
+        mine = Counter(use.coverage for use in uses.found.values() if use.kind is kind)
+        if mine:
+            table[f"measured {kind.value}"] = ", ".join(f"{mine[each]} {each.value}" for each in Coverage if mine[each])
+    return table
+
+
+def _coverage_warnings(uses: Uses) -> tuple[str, ...]:
+    outside = sum(use.coverage is Coverage.OUTSIDE for use in uses.found.values())
+    if not outside:
+        return ()
+    return (f"{outside} of {len(uses.found)} shapes are outside the measured range: the curve is scaled to the nearest measured one",)
 
 
 def _interval(problem: Problem, seconds: float) -> Interval | None:

@@ -12,6 +12,8 @@ import numpy as np
 
 from .columns import Floats, stack
 from .compute import DeviceColumns
+from .measured import Uses
+from .measurements import Measurements
 from .model_columns import ModelColumns
 from .problem import Problem
 from .spec.cluster import has_flash_attention
@@ -156,15 +158,23 @@ class Inputs:
     memory_bytes: Floats
 
     @classmethod
-    def of(cls, problem: Problem) -> Inputs:
-        """The constants of ``problem`` as 0-d arrays."""
+    def of(cls, problem: Problem, uses: Uses | None = None) -> Inputs:
+        """The constants of ``problem`` as 0-d arrays; evaluations of one strategy note in ``uses`` the shapes they ask for."""
         cluster, linear = problem.cluster, problem.training.precision.linear
-        flash2 = problem.framework.portable_attention
+        flash2, measured = problem.framework.portable_attention, problem.measured
+        if measured is None and uses is not None:
+            measured = Measurements.none()
+
+        def device(compute_type: ComputeType) -> DeviceColumns:
+            columns = DeviceColumns.of(cluster.device, problem.hardware, compute_type, flash2=flash2)
+            return columns if measured is None else measured.on_device(columns, compute_type, uses)
+
+        links = LinkColumns.of(cluster, problem.links)
         return cls(
             model=ModelColumns.of(problem.model),
-            device=DeviceColumns.of(cluster.device, problem.hardware, linear, flash2=flash2),
-            wide_device=DeviceColumns.of(cluster.device, problem.hardware, wide_type(linear), flash2=flash2),
-            links=LinkColumns.of(cluster, problem.links),
+            device=device(linear),
+            wide_device=device(wide_type(linear)),
+            links=links if measured is None else measured.on_links(links, uses),
             training=TrainingColumns.of(problem.training, problem.framework),
             framework=FrameworkColumns.of(
                 problem.framework,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from . import operators
+from . import operator_shares, operators
 from .columns import Floats, StrategyColumns
-from .compute import GemmLayout, attention_seconds, cast_seconds, gemm_seconds, memory_seconds
+from .compute import GemmLayout, attention_seconds, cast_seconds, gemm_seconds, memory_curve, memory_seconds
 from .inputs import Inputs
 from .layer_communication import Groups, context_seconds, expert_exchange_seconds, sharded_seconds, tensor_collective_seconds
 from .operators import Gemm, Traffic
@@ -68,6 +68,8 @@ class LayerWork:
     traffic: Traffic
     reductions: Floats
     """Outputs reduced over the tensor-parallel group, in each direction."""
+    elementwise_shares: tuple[Floats, Floats]
+    """Measured over formula of its memory-bound operators, forward and backward."""
     exchange: Floats
     """Seconds of dispatch and combine, in each direction."""
     dense_parameters: Floats
@@ -100,14 +102,15 @@ class KernelTimes:
         matrix, input_gradient, weight_gradient = _matrix_seconds(inputs, work.gemms)
         attention, attention_backward = _attention_core_seconds(inputs, shard)
         elementwise, elementwise_backward = _elementwise_seconds(inputs, work.traffic)
+        share, share_backward = work.elementwise_shares
         return cls(
             matrix=matrix,
             input_gradient=input_gradient,
             weight_gradient=weight_gradient,
             attention=attention,
             attention_backward=attention_backward,
-            elementwise=elementwise,
-            elementwise_backward=elementwise_backward,
+            elementwise=elementwise * share,
+            elementwise_backward=elementwise_backward * share_backward,
         )
 
 
@@ -127,6 +130,7 @@ def dense_layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, group
     work = LayerWork(
         gemms=operators.attention_projections(inputs, shard) + operators.feed_forward(inputs, shard, ffn),
         traffic=operators.attention_traffic(inputs, shard) + operators.feed_forward_traffic(inputs, shard, ffn),
+        elementwise_shares=operator_shares.layer_shares(inputs, shard, moe=False),
         reductions=dense_reductions(inputs),
         exchange=nothing,
         dense_parameters=local.dense_layer,
@@ -142,6 +146,7 @@ def moe_layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups:
     work = LayerWork(
         gemms=operators.attention_projections(inputs, shard) + experts,
         traffic=operators.attention_traffic(inputs, shard) + operators.expert_traffic(inputs, shard),
+        elementwise_shares=operator_shares.layer_shares(inputs, shard, moe=True),
         reductions=expert_layer_reductions(inputs),
         exchange=expert_exchange_seconds(inputs, shard, groups),
         dense_parameters=local.moe_layer_shared,
@@ -274,8 +279,8 @@ def _elementwise_seconds(inputs: Inputs, traffic: Traffic) -> tuple[Floats, Floa
     framework = inputs.framework
     device = inputs.wide_device
     ramp = (framework.elementwise_kernels - 1) * device.memory_half_bytes
-    forward = memory_seconds(device, traffic.forward * framework.elementwise_forward_passes + ramp)
-    backward = memory_seconds(device, traffic.backward * framework.elementwise_backward_passes + BACKWARD_KERNELS * ramp)
+    forward = memory_curve(device, traffic.forward * framework.elementwise_forward_passes + ramp)
+    backward = memory_curve(device, traffic.backward * framework.elementwise_backward_passes + BACKWARD_KERNELS * ramp)
     return forward, backward
 
 
@@ -283,7 +288,8 @@ def _score_seconds(inputs: Inputs, shard: Shard) -> Floats:
     """Softmax and dropout over the scores, repeated by selective recomputation where attention is not fused."""
     framework = inputs.framework
     scores = inputs.training.activation_bytes * operators.score_elements(inputs, shard) * (1 - framework.fused_attention)
-    return memory_seconds(inputs.wide_device, scores * (4 + 2.5 * framework.dropout) * framework.score_passes)
+    seconds = memory_curve(inputs.wide_device, scores * (4 + 2.5 * framework.dropout) * framework.score_passes)
+    return seconds * operator_shares.score_share(inputs, shard) if np.any(scores > 0) else seconds
 
 
 def _accumulation_seconds(inputs: Inputs, strategies: StrategyColumns, parameters: Floats) -> Floats:
@@ -305,10 +311,12 @@ def _host_seconds(inputs: Inputs, shard: Shard, kernels: Floats, reductions: Flo
 
     The two run side by side, and the queue between them runs dry at times even when the host is the faster one:
     (host^s + busy^s)^(1/s) with s = HOST_SHARPNESS. Each tensor-parallel collective adds the wait for the slowest host.
+    A processor launches what it computes itself: there the two add up.
     """
     framework = inputs.framework
     others = np.minimum(shard.tp - 1, LOCKSTEP_RANKS)
     waits = framework.host_seconds_per_collective * (others / LOCKSTEP_RANKS) ** 2
     host = kernels * inputs.device.launch_seconds * framework.host_launch_factor + reductions * waits
     ratio = host / np.maximum(busy, 1e-9)
-    return busy * ((1 + ratio**HOST_SHARPNESS) ** (1 / HOST_SHARPNESS) - 1)
+    beside = busy * ((1 + ratio**HOST_SHARPNESS) ** (1 / HOST_SHARPNESS) - 1)
+    return np.where(inputs.device.host_is_device > 0, host, beside)

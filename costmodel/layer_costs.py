@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from . import layer, memory, operators
+from . import layer, memory, operator_shares, operators
 from .columns import Bools, Floats, StrategyColumns
 from .communication import all_reduce_seconds, p2p_seconds
-from .compute import GemmLayout, gemm_seconds, memory_seconds
+from .compute import GemmLayout, gemm_seconds, memory_curve, memory_seconds
 from .inputs import Inputs
 from .layer import LayerTimes
 from .layer_communication import Groups
@@ -87,7 +87,8 @@ def _end_times(inputs: Inputs, shard: Shard, groups: Groups) -> EndTimes:
     embedded = shard.tokens * inputs.model.hidden * e
     reduced = all_reduce_seconds(embedded, groups.tensor, inputs.links)
     product = operators.head(inputs, shard)
-    loss = memory_seconds(device, operators.loss_bytes(inputs, shard))
+    loss = memory_curve(device, operators.loss_bytes(inputs, shard))
+    loss_share, loss_backward_share = operator_shares.loss_shares(inputs, shard)
     scalars = all_reduce_seconds(shard.tokens * 4 * 3, groups.tensor, inputs.links)
     share = inputs.framework.gemm_share
     forward = gemm_seconds(device, product.m, product.n, product.k)
@@ -96,8 +97,8 @@ def _end_times(inputs: Inputs, shard: Shard, groups: Groups) -> EndTimes:
     return EndTimes(
         embedding_forward=memory_seconds(device, 2 * embedded) + reduced,
         embedding_backward=memory_seconds(device, 4 * embedded),
-        head_forward=forward / share + loss / 2 + scalars,
-        head_backward=(gradients + weights) / share + loss / 2 + reduced,
+        head_forward=forward / share + loss / 2 * loss_share + scalars,
+        head_backward=(gradients + weights) / share + loss / 2 * loss_backward_share + reduced,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .measurements import Measurements
 from .spec.calibration import Calibration
 from .spec.cluster import ClusterSpec
 from .spec.framework import ExecutionProfile
@@ -30,5 +31,7 @@ class Problem:
     memory_reserve_bytes: float | None = None
     calibration: Calibration | None = None
     """Where some of the constants come from: measured steps of this cluster, for the provenance."""
+    measured: Measurements | None = None
+    """Measured times of this device and its links, which the curves are scaled by."""
     residuals: ResidualTable | None = None
     """Errors on public runs, for the intervals of estimates; none are given without."""

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .columns import Bools, Floats
+from .measured import LinkCurves
 from .spec.cluster import ClusterSpec, LinkKind, LinkTier
 from .spec.errors import Fault, InvalidInputError
 from .spec.hardware import LinkProfile
@@ -60,6 +61,8 @@ class LinkColumns:
     oversubscription: Floats
     mesh_size: Floats
     """GPUs that the fast tier wires directly to each other, where a small group cannot use all its links; 0 behind a switch."""
+    curves: LinkCurves | None = None
+    """Corrections by measured times; the same for all rows."""
 
     @classmethod
     def of(cls, cluster: ClusterSpec, links: Sequence[LinkProfile]) -> LinkColumns:
@@ -93,6 +96,7 @@ class LinkColumns:
         return cls(
             fast=_stack_tiers([row.fast for row in rows]),
             network=_stack_tiers([row.network for row in rows]),
+            curves=rows[0].curves,
             **{name: np.stack([getattr(row, name) for row in rows]) for name in _LINK_NAMES},
         )
 
@@ -103,6 +107,7 @@ class LinkColumns:
         return LinkColumns(
             fast=TierColumns(**{f.name: getattr(self.fast, f.name)[rows] for f in fields(TierColumns)}),
             network=TierColumns(**{f.name: getattr(self.network, f.name)[rows] for f in fields(TierColumns)}),
+            curves=self.curves,
             **{name: getattr(self, name)[rows] for name in _LINK_NAMES},
         )
 
@@ -201,4 +206,4 @@ def _stack_tiers(rows: Sequence[TierColumns]) -> TierColumns:
     return TierColumns(**{f.name: np.stack([getattr(row, f.name) for row in rows]) for f in fields(TierColumns)})
 
 
-_LINK_NAMES = tuple(f.name for f in fields(LinkColumns) if f.name not in ("fast", "network"))
+_LINK_NAMES = tuple(f.name for f in fields(LinkColumns) if f.name not in ("fast", "network", "curves"))

@@ -19,8 +19,8 @@ EXIT_BAD_INPUT, EXIT_ABSENT, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE =
 
 COMPLETE_VARIABLE = "_AUTOPAR_COMPLETE"
 COMMANDS = (
-    "plan", "estimate", "explain", "compare", "whatif", "size", "export", "import", "accuracy", "calibrate", "catalog", "schema",
-    "doctor", "completion",
+    "plan", "estimate", "explain", "compare", "whatif", "size", "export", "import", "profile", "calibrate", "accuracy", "catalog",
+    "schema", "doctor", "completion",
 )  # fmt: skip
 
 MODULES = {"import": "import_"}

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., object])
 
-INPUT_NAMES = ("cluster", "gpus", "gpu", "global_batch_size", "sequence_length", "precision", "framework", "memory_reserve", "profile")
+INPUT_NAMES = (
+    "cluster", "gpus", "gpu", "global_batch_size", "sequence_length", "precision", "framework", "memory_reserve", "profile",
+    "allow_other_device",
+)  # fmt: skip
 STRATEGY_NAMES = (
     "tp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp", "mbs", "zero", "sp", "recompute", "recompute_layers", "schedule",
 )  # fmt: skip
@@ -94,7 +97,10 @@ def input_options(*, required: bool, sized: bool = True) -> Callable[[F], F]:
                 help="What runs the plan: its overlap, kernels and memory.",
             ),
             click.option("--memory-reserve", metavar="SIZE", help="Memory kept free on each GPU, e.g. 4GiB.  [default: the framework's]"),
-            click.option("--profile", metavar="FILE", help="Constants that `autopar calibrate` found.  [default: the catalog's]"),
+            click.option(
+                "--profile", metavar="FILE|NAME", help="What `autopar profile` measured or `autopar calibrate` found.",
+            ),
+            click.option("--allow-other-device", is_flag=True, default=None, help="Take a profile that was measured on another device."),
         ]
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Profile files: what ``autopar calibrate`` writes and ``--profile`` reads, a versioned JSON document."""
+"""Profile files, versioned JSON documents: what ``autopar calibrate`` or ``autopar profile`` writes and ``--profile`` reads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from autopar.costmodel.constants import unknown_constants
 from autopar.costmodel.spec.calibration import CALIBRATION_SCHEMA_VERSION, Calibration
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnsupportedVersionError, raise_if
+from autopar.costmodel.spec.measured import MEASURED_KIND, MeasuredProfile
 
 from .codec import from_json_as, load_json, to_json
 from .files import read_bytes, write_text
+from .measured_file import parse_measured
 
 KIND = "calibration"
 
@@ -54,6 +56,22 @@ def parse_calibration(text: str | bytes) -> Calibration:
 def read_calibration(path: str | Path) -> Calibration:
     """The calibration in the file ``path``; raises as :func:`parse_calibration`, or InvalidInputError when it cannot be read."""
     return parse_calibration(read_bytes(path, field="profile"))
+
+
+def read_profile(path: str | Path) -> Calibration | MeasuredProfile:
+    """The profile in the file ``path``, of the kind that it says it is.
+
+    Raises:
+        InvalidInputError: neither kind, or not readable; has every fault with its path.
+    """
+    text = read_bytes(path, field="profile")
+    document = load_json(text)
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind not in (KIND, MEASURED_KIND):
+        required = f'a profile file says "kind": "{KIND}" or "{MEASURED_KIND}"'
+        fix = "`autopar calibrate … -o profile.json` and `autopar profile -o profile.json` write them"
+        raise InvalidInputError(Fault(field="$.kind", given="" if kind is None else repr(kind)[:60], required=required, fix=fix))
+    return parse_measured(text) if kind == MEASURED_KIND else parse_calibration(text)
 
 
 def write_calibration(calibration: Calibration, path: str | Path) -> None:

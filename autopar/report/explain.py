@@ -36,6 +36,8 @@ def explanation_report(problem: Problem, found: Explanation, assumptions: Sequen
     yield changes_table(found)
     if found.against_best is not None:
         yield best_table(found.against_best, found.strategy)
+    if found.unmeasured:
+        yield unmeasured_table(found)
     yield from lines("assumed", assumptions)
     if found.estimate is not None:
         yield from lines("warnings", found.estimate.warnings, style="yellow")
@@ -45,6 +47,18 @@ def explanation_report(problem: Problem, found: Explanation, assumptions: Sequen
 def _refusals(found: Explanation) -> list[str]:
     names = found.rules if len(found.rules) == len(found.refused_by) else ("",) * len(found.refused_by)
     return [f"{name}: {fault}" if name else str(fault) for name, fault in zip(names, found.refused_by, strict=True)]
+
+
+def unmeasured_table(found: Explanation) -> RenderableType:
+    """The unmeasured shapes that bear most on the order of strategies."""
+    table = plain_table(
+        "not measured, and most likely to change the ranking (`autopar profile --for-plan` measures them)",
+        "kernel", "shape", "of the step", "known to", "swing",
+    )  # fmt: skip
+    for doubt in found.unmeasured:
+        sizes = " x ".join(f"{size:g}" for size in doubt.shape)
+        table.add_row(doubt.kernel, sizes, format_seconds(doubt.seconds_a_step), f"{doubt.deviation:.0%}", f"{doubt.swing:.2f}")
+    return table
 
 
 def changes_table(found: Explanation) -> RenderableType:

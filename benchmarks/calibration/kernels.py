@@ -74,7 +74,7 @@ class Rated:
             "memory_bandwidth": self.bandwidth, "num_compute_units": self.units, "gemm_efficiency": 0.69, "gemm_small_efficiency": 0.78,
             "gemm_wave_quantisation": 0.3, "gemm_overhead_seconds": 6e-6, "attention_forward_efficiency": 0.6,
             "attention_backward_efficiency": 0.5, "attention_tail": 0.3, "memory_efficiency": 0.9,
-            "memory_half_bytes": 2e7, "optimizer_memory_efficiency": 0.72, "launch_seconds": 6e-6,
+            "memory_half_bytes": 2e7, "optimizer_memory_efficiency": 0.72, "launch_seconds": 6e-6, "host_is_device": 0,
         }  # fmt: skip
         return DeviceColumns(**{name: np.asarray(value, dtype=np.float64) for name, value in guess.items()})
 

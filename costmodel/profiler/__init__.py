@@ -1,0 +1,1 @@
+"""Microbenchmarks that fill a measured profile: CuPy and torch on GPUs, torch and gloo on processors."""

@@ -10,6 +10,7 @@ from .cluster import ClusterSpec
 from .economics import Economics, Objective
 from .estimate import Estimate
 from .goodput import Goodput
+from .measured import MeasuredProfile
 from .model import ModelSpec
 from .strategy import Strategy
 from .training import TrainingSpec
@@ -39,6 +40,8 @@ class PlanInputs:
     kept_settings: tuple[str, ...] = ()
     """Settings of that configuration that make no difference to the plan, as they stood: an export to the same framework
     writes them again. Since 1.1."""
+    measured: MeasuredProfile | None = None
+    """The same where it holds measured times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,94 @@
+"""Collectives through CuPy's NCCL, and the choice between it and torch.distributed's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from .collectives import TorchTransport, Transport, group_shapes, members
+from .cuda import Import, load_cupy, load_nccl
+from .ranks import Ranks
+
+
+class CupyNcclTransport:
+    """One communicator a group; identifiers are handed out over the control ranks, every rank taking part in the same order."""
+
+    def __init__(self, cupy: Any, nccl: Any, ranks: Ranks) -> None:
+        self._cupy, self._nccl, self._rank = cupy, nccl, ranks.launch.rank
+        self.library = f"cupy {cupy.__version__} NCCL {nccl_version(nccl)}"
+        self._communicators: dict[tuple[int, ...], Any] = {}
+        self._kept: tuple[Any, ...] = ()
+        for size, per_domain in group_shapes(ranks.launch):
+            for group in members(ranks.launch, size, per_domain):
+                key = tuple(group)
+                if key in self._communicators:
+                    continue
+                identifier = ranks.gathered(nccl.get_unique_id() if self._rank == group[0] else None)[group[0]]
+                mine = nccl.NcclCommunicator(len(group), identifier, group.index(self._rank)) if self._rank in group else None
+                self._communicators[key] = mine
+
+    def collective(self, variant: str, count: int, ranks: list[int]) -> Callable[[], object]:
+        """A call on values that are random and never zero; it returns once it is queued."""
+        cupy, nccl, comm = self._cupy, self._nccl, self._communicators[tuple(ranks)]
+        full = cupy.random.uniform(0.5, 1.5, count, dtype=cupy.float32)
+        part = cupy.random.uniform(0.5, 1.5, count // len(ranks), dtype=cupy.float32)
+        float32, largest = nccl.NCCL_FLOAT32, nccl.NCCL_MAX
+        stream = cupy.cuda.get_current_stream().ptr
+        whole, piece = full.data.ptr, part.data.ptr
+        self._kept = (full, part)  # NCCL is given addresses, which hold nothing
+        calls: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: comm.allReduce(whole, whole, count, float32, largest, stream),
+            "all_gather": lambda: comm.allGather(piece, whole, count // len(ranks), float32, stream),
+            "reduce_scatter": lambda: comm.reduceScatter(whole, piece, count // len(ranks), float32, largest, stream),
+            "all_to_all": self._all_to_all(comm, full, len(ranks), stream),
+            "send_recv": self._there_and_back(comm, full, ranks.index(self._rank), stream),
+        }
+        return calls[variant]
+
+    def _all_to_all(self, comm: Any, full: Any, size: int, stream: int) -> Callable[[], object]:
+        """One part to and from each rank of the group, as one group call."""
+        nccl, part = self._nccl, full.size // size
+        received = self._cupy.empty_like(full)
+
+        def call() -> None:
+            nccl.groupStart()
+            for peer in range(size):
+                offset = peer * part * 4
+                comm.send(full.data.ptr + offset, part, nccl.NCCL_FLOAT32, peer, stream)
+                comm.recv(received.data.ptr + offset, part, nccl.NCCL_FLOAT32, peer, stream)
+            nccl.groupEnd()
+
+        return call
+
+    def _there_and_back(self, comm: Any, values: Any, place: int, stream: int) -> Callable[[], object]:
+        arguments = (values.data.ptr, values.size, self._nccl.NCCL_FLOAT32, 1 - place, stream)
+        steps = (comm.send, comm.recv) if place == 0 else (comm.recv, comm.send)
+
+        def call() -> None:
+            for step in steps:
+                step(*arguments)
+
+        return call
+
+    def finish(self) -> None:
+        """Wait for what was queued."""
+        self._cupy.cuda.get_current_stream().synchronize()
+
+
+def nccl_version(nccl: Any) -> str:
+    """``22809`` -> ``2.28.9``."""
+    number = int(nccl.get_version())
+    return f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
+
+
+def nccl_transport(ranks: Ranks, *, timeout_seconds: float, load: Import = import_module) -> tuple[Transport, str]:
+    """CuPy's NCCL where every rank can load it, else torch.distributed's, and a note of why not CuPy's."""
+    cupy, no_cupy = load_cupy(load)
+    nccl, no_nccl = load_nccl(load) if cupy is not None else (None, no_cupy)
+    reasons = [each for each in ranks.gathered(no_nccl) if each]
+    if not reasons:
+        return CupyNcclTransport(cupy, nccl, ranks), ""
+    device = f"cuda:{ranks.launch.local_rank}"
+    transport = TorchTransport(ranks.launch, backend="nccl", device=device, timeout_seconds=timeout_seconds)
+    return transport, f"collectives ran over torch.distributed's NCCL ({reasons[0]})"
