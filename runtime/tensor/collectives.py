@@ -1,0 +1,137 @@
+"""Collectives of one tensor-parallel group that autograd goes through, on local tensors.
+
+Each names what happens forward and backward. "Shard" is this rank's part along a dimension; parts are equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup
+
+
+def sum_gradients(x: Tensor, group: Group) -> Tensor:
+    """Identity; backward an all-reduce. Where a replicated tensor enters a tensor-parallel region."""
+    return cast(Tensor, _SumGradients.apply(x, group))
+
+
+def sum_outputs(x: Tensor, group: Group) -> Tensor:
+    """All-reduce; backward the identity. Where partial sums leave a tensor-parallel region."""
+    return cast(Tensor, _SumOutputs.apply(x, group))
+
+
+def gather_shards(x: Tensor, dim: int, group: Group) -> Tensor:
+    """All-gather along ``dim``; backward a reduce-scatter. Where a shard enters a tensor-parallel region."""
+    return cast(Tensor, _GatherShards.apply(x, dim, group))
+
+
+def scatter_sums(x: Tensor, dim: int, group: Group) -> Tensor:
+    """Reduce-scatter along ``dim``; backward an all-gather. Where partial sums leave a region as shards."""
+    return cast(Tensor, _ScatterSums.apply(x, dim, group))
+
+
+def take_shard(x: Tensor, dim: int, group: Group) -> Tensor:
+    """This rank's part along ``dim``; backward an all-gather. Where a replicated tensor becomes shards."""
+    return cast(Tensor, _TakeShard.apply(x, dim, group))
+
+
+def join_shards(x: Tensor, dim: int, group: Group) -> Tensor:
+    """All-gather along ``dim``; backward this rank's part. Where shards become a replicated tensor."""
+    return cast(Tensor, _JoinShards.apply(x, dim, group))
+
+
+def all_reduce(x: Tensor, group: Group) -> Tensor:
+    """The sum over the group, as a new tensor: a gradient may be shared with another branch."""
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def all_gather(x: Tensor, dim: int, group: Group) -> Tensor:
+    size = dist.get_world_size(group)
+    parts = x.new_empty((size, *x.shape))
+    dist.all_gather_into_tensor(parts, x.contiguous(), group=group)
+    shape = list(x.shape)
+    shape[dim] *= size
+    return parts.movedim(0, dim).reshape(shape)
+
+
+def reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
+    size = dist.get_world_size(group)
+    parts = x.unflatten(dim, (size, -1)).movedim(dim, 0).contiguous()
+    total = parts.new_empty(parts.shape[1:])
+    dist.reduce_scatter_tensor(total, parts, group=group)
+    return total
+
+
+def shard(x: Tensor, dim: int, group: Group) -> Tensor:
+    return x.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)].contiguous()
+
+
+class _SumGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:  # type: ignore[override]
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return all_reduce(grad, ctx.group), None
+
+
+class _SumOutputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+        return all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: ARG004
+        return grad, None
+
+
+class _GatherShards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # type: ignore[override]
+        ctx.dim, ctx.group = dim, group
+        return all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return reduce_scatter(grad, ctx.dim, ctx.group), None, None
+
+
+class _ScatterSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # type: ignore[override]
+        ctx.dim, ctx.group = dim, group
+        return reduce_scatter(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return all_gather(grad, ctx.dim, ctx.group), None, None
+
+
+class _TakeShard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # type: ignore[override]
+        ctx.dim, ctx.group = dim, group
+        return shard(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return all_gather(grad, ctx.dim, ctx.group), None, None
+
+
+class _JoinShards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # type: ignore[override]
+        ctx.dim, ctx.group = dim, group
+        return all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return shard(grad, ctx.dim, ctx.group), None, None
