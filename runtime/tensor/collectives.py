@@ -13,6 +13,10 @@ from torch import Tensor
 
 Group = dist.ProcessGroup
 
+# torch 2.13 renamed these two; the old names warn there, the new ones are missing before.
+_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def sum_gradients(x: Tensor, group: Group) -> Tensor:
     """Identity; backward an all-reduce. Where a replicated tensor enters a tensor-parallel region."""
@@ -53,18 +57,18 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
 
 def all_gather(x: Tensor, dim: int, group: Group) -> Tensor:
     size = dist.get_world_size(group)
-    parts = x.new_empty((size, *x.shape))
-    dist.all_gather_into_tensor(parts, x.contiguous(), group=group)
-    shape = list(x.shape)
-    shape[dim] *= size
-    return parts.movedim(0, dim).reshape(shape)
+    joined = x.new_empty((size * x.shape[0], *x.shape[1:]))
+    _gather_into(joined, x.contiguous(), group=group)
+    if dim == 0:
+        return joined
+    return joined.unflatten(0, (size, x.shape[0])).movedim(0, dim).flatten(dim, dim + 1)
 
 
 def reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
     size = dist.get_world_size(group)
-    parts = x.unflatten(dim, (size, -1)).movedim(dim, 0).contiguous()
-    total = parts.new_empty(parts.shape[1:])
-    dist.reduce_scatter_tensor(total, parts, group=group)
+    parts = x.unflatten(dim, (size, -1)).movedim(dim, 0)
+    total = x.new_empty(parts.shape[1:])
+    _reduce_into(total, parts.flatten(0, 1).contiguous(), group=group)
     return total
 
 
