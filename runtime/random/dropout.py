@@ -102,13 +102,13 @@ class LayoutFreeDropout:
         self._pass = at
         if region is not None:
             set_region(region)
+        hooks = [] if outer else [register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave)]
         try:
-            if outer is None:
-                with register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave), self._mode:
-                    yield
-            else:
+            with self._mode:  # of this thread: a backward pass, and recomputation in it, may run in another than the forward
                 yield
         finally:
+            for hook in hooks:
+                hook.remove()
             self._pass = outer
             if region is not None:
                 set_region(outer_region)

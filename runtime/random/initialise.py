@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.costmodel.spec.errors import Fault, raise_if
-from autopar.runtime.tensor.fused import fused_layouts
+from autopar.runtime.tensor.fused import FusedLayout, fused_layouts
 
 from .agreement import agree
 from .keys import key
 from .names import clean_name
 from .shards import cut
-from .skeleton import Skeleton, Unit
+from .skeleton import Skeleton, Unit, store_of
+
+_Place = tuple[nn.Module, str, str]
+"""A module, its attribute that holds a tensor, and the tensor's name in the model."""
 
 Initialiser = Callable[[nn.Module], object]
 """Sets the values of a module in place, as for :meth:`torch.nn.Module.apply`; called for every module, children first."""
@@ -63,15 +66,21 @@ class InitialWeights:
             done: dict[int, Tensor] = {}
             fused = fused_layouts(part)
             for unit, holders in self._waiting(part):
-                values = dict(zip(unit.names, self.values(unit, device), strict=True))
-                for module, attribute, name in holders:
-                    old = _get(module, attribute)
-                    if id(old) not in done:
-                        whole = values[self._skeleton.canonical(name)]
-                        done[id(old)] = _placed(fused[name].to_stored(whole) if name in fused else whole, old)
-                    _set(module, attribute, done[id(old)])
+                self._give(unit, holders, fused, done, device)
             left = [name for name, tensor in _named(part) if tensor.is_meta]
             raise_if([Fault(field=name, given="on the meta device", required="a name that the uncut model has") for name in left])
+
+    def _give(
+        self, unit: Unit, holders: Sequence[_Place], fused: dict[str, FusedLayout], done: dict[int, Tensor], device: torch.device
+    ) -> None:
+        """``done``: what took the place of a tensor, by the id of the one before, so that tied tensors stay one."""
+        values = dict(zip(unit.names, self.values(unit, device), strict=True))
+        for module, attribute, name in holders:
+            old = store_of(module, attribute)[attribute]
+            if id(old) not in done:
+                whole = values[self._skeleton.canonical(name)]
+                done[id(old)] = _placed(fused[name].to_stored(whole) if name in fused else whole, old)
+            store_of(module, attribute)[attribute] = done[id(old)]
 
     def values(self, unit: Unit, device: torch.device) -> list[Tensor]:
         """The whole tensors of ``unit``, the same for every layout."""
@@ -89,9 +98,9 @@ class InitialWeights:
         raise_if(faults)
         return whole
 
-    def _waiting(self, part: nn.Module) -> Iterator[tuple[Unit, list[tuple[nn.Module, str, str]]]]:
+    def _waiting(self, part: nn.Module) -> Iterator[tuple[Unit, list[_Place]]]:
         """Units of which ``part`` has tensors on the meta device, with every place of them in the part."""
-        places: dict[Unit, list[tuple[nn.Module, str, str]]] = {}
+        places: dict[Unit, list[_Place]] = {}
         for prefix, module in part.named_modules(remove_duplicate=False):
             for attribute, tensor in _own(module):
                 name = clean_name(f"{prefix}.{attribute}" if prefix else attribute)
@@ -125,16 +134,3 @@ def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
-
-
-def _get(module: nn.Module, attribute: str) -> Tensor:
-    tensor = module._parameters[attribute] if attribute in module._parameters else module._buffers[attribute]
-    assert tensor is not None
-    return tensor
-
-
-def _set(module: nn.Module, attribute: str, tensor: Tensor) -> None:
-    if isinstance(tensor, nn.Parameter):
-        module._parameters[attribute] = tensor
-    else:
-        module._buffers[attribute] = tensor

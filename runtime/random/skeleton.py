@@ -88,12 +88,12 @@ class Skeleton:
         tensors = []
         for name in unit.names:
             module, attribute = self._places[name][0]
-            store = _store(module, attribute)
+            store = store_of(module, attribute)
             meta = store[attribute]
             value = float("nan") if meta.is_floating_point() else fill
             tensor = torch.full(meta.shape, value, dtype=meta.dtype, device=device)
             tensors.append(nn.Parameter(tensor, requires_grad=meta.requires_grad) if isinstance(meta, nn.Parameter) else tensor)
-        metas = [_store(*self._places[name][0])[self._places[name][0][1]] for name in unit.names]
+        metas = [store_of(*self._places[name][0])[self._places[name][0][1]] for name in unit.names]
         try:
             self._put(unit, tensors)
             yield tensors
@@ -103,7 +103,7 @@ class Skeleton:
     def _put(self, unit: Unit, tensors: Sequence[Tensor]) -> None:
         for name, tensor in zip(unit.names, tensors, strict=True):
             for module, attribute in self._places[name]:
-                _store(module, attribute)[attribute] = tensor
+                store_of(module, attribute)[attribute] = tensor
 
 
 def _copy_module(module: nn.Module, modules: dict[int, nn.Module], tensors: dict[int, Tensor]) -> nn.Module:
@@ -184,7 +184,7 @@ def _post_order(module: nn.Module, name: str, model: nn.Module, seen: set[int]) 
 
 def _setters(calls: Sequence[tuple[str, Call]], places: dict[str, list[tuple[nn.Module, str]]]) -> dict[str, dict[int, Call]]:
     """The calls that write each tensor, by their order, found by running all of them on the meta device."""
-    owner = {_store(*found[0])[found[0][1]].untyped_storage()._cdata: name for name, found in places.items()}
+    owner = {store_of(*found[0])[found[0][1]].untyped_storage()._cdata: name for name, found in places.items()}
     setters: dict[str, dict[int, Call]] = {}
     for order, (label, call) in enumerate(calls):
         watch = _Writes()
@@ -228,5 +228,6 @@ def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
-def _store(module: nn.Module, attribute: str) -> dict[str, Any]:
+def store_of(module: nn.Module, attribute: str) -> dict[str, Any]:
+    """The dictionary of ``module`` that holds the parameter or buffer ``attribute``."""
     return module._parameters if attribute in module._parameters else module._buffers
