@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autopar.api import estimate, explain, plan, read_plan, write_plan
+    from autopar.training import parallelize
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "estimate", "explain", "plan", "read_plan", "write_plan"]
+__all__ = ["__version__", "estimate", "explain", "parallelize", "plan", "read_plan", "write_plan"]
 
 _folder = Path(__file__).parent
 if not (_folder / "costmodel").is_dir() and (_folder.parent / "costmodel").is_dir() and (_folder.parent / "pyproject.toml").is_file():
@@ -30,7 +31,7 @@ del _folder
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'autopar' has no attribute {name!r}")
-    return getattr(import_module("autopar.api"), name)
+    return getattr(import_module("autopar.training" if name == "parallelize" else "autopar.api"), name)
 
 
 def __dir__() -> list[str]:

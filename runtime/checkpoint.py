@@ -25,16 +25,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch.distributed.tensor import DTensor
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError
 
 from .agreement import first_fault, from_first_rank, gather, rank_and_size
+from .checkpoint_fused import FusedTensor
 from .checkpoint_index import INDEX_FILE, FileSeal, Index, Plain, Settings, Shape, damage, data_files, differences, read_index, write_index
 from .checkpoint_optimizer import apply_settings, create_states, named_settings, optimizer_tensors, plain_values, restore_plain_values
+from .random.names import clean_name
+from .tensor.fused import FusedLayout, fused_layouts
 
 LATEST = "latest"
 PARTIAL = ".partial"
-_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
 
 @dataclass(kw_only=True)
@@ -122,16 +125,30 @@ def newest(folder: str | Path) -> Path:
 
 
 def state_tensors(state: TrainState) -> dict[str, Tensor]:
-    """Every tensor of this rank by its name in the checkpoint: ``model.NAME`` and ``optimizer.NAME.KEY``; local shards are DTensors."""
+    """Every tensor of this rank by its name in the checkpoint: ``model.NAME`` and ``optimizer.NAME.KEY``.
+
+    Local shards are DTensors; fused parameters and their optimizer states are views in the user's order.
+    """
     tensors: dict[str, Tensor] = {}
+    # first, since it makes FSDP put its shards where its gathered parameters may be
     for part in state.model_parts:
-        for name, value in part.state_dict().items():
-            if isinstance(value, Tensor):
-                tensors[f"model.{_plain(name)}"] = value.detach()
+        held = {f"model.{clean_name(name)}": value.detach() for name, value in part.state_dict().items() if isinstance(value, Tensor)}
+        tensors |= held
     names = parameter_names(state)
     for optimizer in state.optimizers:
         tensors |= optimizer_tensors(optimizer, names)
+    for part in state.model_parts:
+        for name, layout in fused_layouts(part).items():
+            _in_users_order(tensors, clean_name(name), layout)
     return tensors
+
+
+def _in_users_order(tensors: dict[str, Tensor], name: str, layout: FusedLayout) -> None:
+    whole = tensors[f"model.{name}"].shape
+    for key, tensor in tensors.items():
+        ours = key == f"model.{name}" or key.startswith(f"optimizer.{name}.")
+        if ours and tensor.shape == whole and isinstance(tensor, DTensor):
+            tensors[key] = FusedTensor.of(tensor, layout)
 
 
 def parameter_names(state: TrainState) -> dict[Tensor, str]:
@@ -146,13 +163,7 @@ def parameter_names(state: TrainState) -> dict[Tensor, str]:
 def _named_parameters(parts: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
     for part in parts:
         for name, parameter in part.named_parameters(remove_duplicate=False):
-            yield _plain(name), parameter
-
-
-def _plain(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+            yield clean_name(name), parameter
 
 
 # -- the index ---------------------------------------------------------------------------------------

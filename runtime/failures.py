@@ -71,6 +71,29 @@ def record(failure: Failure, folder: str | None = None) -> bool:
     return True
 
 
+def tells(rank: int, *, consequence: bool) -> bool:
+    """Whether this rank is the one that speaks, in a job that another launcher than autopar's started.
+
+    Ranks agree through the job's store, which torchrun keeps for as long as it runs. A consequence waits a moment for its cause;
+    before the ranks have met, the first rank of each machine speaks.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        if consequence:
+            time.sleep(_CAUSE_SECONDS)
+        return bool(store.compare_set(_FIRST, "", str(rank)) == str(rank).encode())
+    except RuntimeError:  # the store went with the rank that kept it
+        return not consequence
+
+
+_FIRST = "autopar/first-failure"
+_CAUSE_SECONDS = 1.0
+
+
 def recorded(folder: Path) -> list[Failure]:
     """The records of ``folder``, earliest first."""
     found = [Failure(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("*.json")]
