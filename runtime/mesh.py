@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError
@@ -86,14 +87,15 @@ def build_mesh(strategy: Strategy, device: torch.device) -> ParallelMesh:
     """
     layout = RankLayout.of(strategy)
     shard = shard_size(strategy)
-    faults = [*_world_faults(strategy), *_shard_faults(strategy)]
+    faults = [*world_faults(strategy), *shard_faults(strategy)]
     if faults:
         raise InvalidInputError(faults)
     shape = (layout.pp, layout.dp // shard, shard, layout.cp, layout.tp)
     return ParallelMesh(layout=layout, device_mesh=init_device_mesh(device.type, shape, mesh_dim_names=AXES), device=device)
 
 
-def _world_faults(strategy: Strategy) -> list[Fault]:
+def world_faults(strategy: Strategy) -> list[Fault]:
+    """Whether the job has the ranks that ``strategy`` needs."""
     given = dist.get_world_size()
     if given == strategy.world_size:
         return []
@@ -101,7 +103,8 @@ def _world_faults(strategy: Strategy) -> list[Fault]:
     return [Fault(field="world_size", given=str(given), required=required, fix=f"start the job with {strategy.world_size} processes")]
 
 
-def _shard_faults(strategy: Strategy) -> list[Fault]:
+def shard_faults(strategy: Strategy) -> list[Fault]:
+    """Whether the shard groups divide the data axis."""
     shard, data = shard_size(strategy), strategy.data_parallel_size
     if data % shard == 0:
         return []
@@ -118,4 +121,4 @@ def ensure_process_group(device: torch.device, timeout: timedelta = timedelta(mi
     if "RANK" in os.environ:
         dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
