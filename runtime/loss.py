@@ -160,8 +160,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = IGNORE
             first = first_index(logits.shape[-1], logits.device_mesh.size(mesh_dim), logits.device_mesh.get_local_rank(mesh_dim))
             local = logits.to_local()
             group = logits.device_mesh.get_group(mesh_dim)
-            losses = _VocabularyParallelCrossEntropy.apply(local.flatten(0, -2), flat_targets, first, group, ignore_index)
-            return cast(Tensor, losses).view(targets.shape)
+            arguments = (local.flatten(0, -2), flat_targets, first, group, ignore_index)
+            sharded: Tensor = _VocabularyParallelCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+            return sharded.view(targets.shape)
         logits = logits.full_tensor()
     losses = F.cross_entropy(logits.flatten(0, -2).float(), flat_targets, ignore_index=ignore_index, reduction="none")
     return losses.view(targets.shape)
@@ -195,9 +196,7 @@ class _VocabularyParallelCrossEntropy(torch.autograd.Function):
     """Logits (T, V / tp) and targets (T,) to losses (T,)."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, logits: Tensor, targets: Tensor, first: int, group: dist.ProcessGroup, ignore_index: int
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, first: int, group: dist.ProcessGroup, ignore_index: int) -> Tensor:
         values = logits.float()
         maximum = values.amax(dim=-1)
         dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
@@ -213,10 +212,11 @@ class _VocabularyParallelCrossEntropy(torch.autograd.Function):
         counted = targets != ignore_index
         ctx.save_for_backward(exponentials.div_(normaliser[:, None]), index, here, counted)
         ctx.dtype = logits.dtype
-        return (normaliser.log() - picked).where(counted, 0.0)
+        losses: Tensor = (normaliser.log() - picked).where(counted, 0.0)
+        return losses
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         softmax, index, here, counted = ctx.saved_tensors
         per_token = grad.where(counted, 0.0)
         result = softmax * per_token[:, None]
@@ -245,5 +245,5 @@ def _without(named: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _input_name(model: nn.Module) -> str:
     """The name of forward's first argument, which a batch given as one tensor goes to."""
-    names = [name for name in inspect.signature(type(model).forward).parameters if name != "self"]
+    names = list(inspect.signature(type(model).forward).parameters)[1:]
     return "input_ids" if "input_ids" in names or not names else names[0]

@@ -100,7 +100,8 @@ class Block(nn.Module):
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         x_bsh = x_bsh + self.attention_dropout(self.attention(self.attention_norm(x_bsh)))
-        return x_bsh + self.feed_forward_dropout(self.feed_forward(self.feed_forward_norm(x_bsh)))
+        output: Tensor = x_bsh + self.feed_forward_dropout(self.feed_forward(self.feed_forward_norm(x_bsh)))
+        return output
 
 
 class ReferenceGPT(nn.Module):

@@ -135,7 +135,7 @@ _GPT_NEOX = Family(
 HUGGING_FACE: dict[str, Family] = {
     **{name: _like_llama(name) for name in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")},
     "mixtral": _like_llama("mixtral", _SPLIT_ATTENTION, _EXPERTS),
-    "qwen3_moe": _like_llama("qwen3_moe", _SPLIT_ATTENTION, _EXPERTS),
+    "qwen3_moe": _like_llama("qwen3_moe", _SPLIT_ATTENTION, _EXPERTS, _GATED_MLP),
     "phi": _PHI,
     "phi3": _like_llama("phi3", _PHI3_ATTENTION, _PHI3_MLP),
     "gpt2": _GPT2,

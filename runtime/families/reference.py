@@ -7,8 +7,8 @@ from typing import cast
 from torch import nn
 
 from autopar.costmodel.spec.model import ModelSpec, Norm, PositionEmbedding
+from autopar.runtime.reference_gpt import ReferenceGPTConfig
 
-from ..reference_gpt import ReferenceGPTConfig
 from .family import Column, Family, Region
 
 

@@ -50,7 +50,19 @@ class Proof:
 
 
 def proven_pairs(block: nn.Module) -> Proof:
-    """The linear layers of ``block`` that may be split."""
+    """The linear layers of ``block`` that may be split, in training and in evaluation."""
+    modes = {id(module): module.training for module in block.modules()}
+    try:
+        proofs = [_proof(block.train(training)) for training in (True, False)]
+    finally:
+        for module in block.modules():
+            module.training = modes[id(module)]
+    if proofs[0].pairs != proofs[1].pairs and all(proof.pairs for proof in proofs):
+        return Proof(pairs=tuple(pair for pair in proofs[0].pairs if pair in proofs[1].pairs), reason="training and evaluation differ")
+    return min(proofs, key=lambda proof: len(proof.pairs))
+
+
+def _proof(block: nn.Module) -> Proof:
     tracer = _Tracer()
     try:
         graph = tracer.trace(block)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from torch import nn
 
 from autopar.costmodel.spec.errors import Fault
+from autopar.runtime.families.family import Family, Region
+from autopar.runtime.structure import ModelStructure
 
-from ..families.family import Family, Region
-from ..structure import ModelStructure
 from .analysis import proven_pairs
 from .regions import EXPERT_DIMS, matching_regions, present_blocks
 from .styles import is_linear, output_dim

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from ..loss import first_index
+from autopar.runtime.loss import first_index
+
 from .collectives import Group
 from .fused import FusedLayout, set_fused_layout
 
@@ -56,24 +57,26 @@ def local_parameter(module: nn.Module, name: str) -> Tensor | None:
 
 @contextmanager
 def local_parameters(*modules: nn.Module) -> Iterator[None]:
-    """Within, the modules' own parameters are their local parts."""
-    saved = [(module, {name: p for name, p in module._parameters.items() if isinstance(p, DTensor)}) for module in modules]
+    """Within, the modules' own parameters are their local parts; those that FSDP2 holds sharded are left to it."""
+    swapped: list[tuple[nn.Module, str, DTensor]] = []
     try:
-        for module, parameters in saved:
-            for name, parameter in parameters.items():
-                module._parameters[name] = cast(nn.Parameter, parameter.to_local())
+        for module in modules:
+            for name, parameter in module._parameters.items():
+                if isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1:
+                    module._parameters[name] = cast(nn.Parameter, parameter.to_local())
+                    swapped.append((module, name, parameter))
         yield
     finally:
-        for module, parameters in saved:
-            module._parameters.update(cast(dict[str, nn.Parameter | None], parameters))
+        for module, name, parameter in swapped:
+            module._parameters[name] = cast(nn.Parameter, parameter)
 
 
-def run_locally(module: nn.Module, *, children: bool = False) -> None:
-    """Make ``module`` compute on local parts; with ``children`` those of the modules inside it too."""
-    forward = module.forward
+def run_locally(module: nn.Module, *inside: nn.Module) -> None:
+    """Make ``module`` compute on local parts of its own parameters, and of those of the modules ``inside`` that it reads itself."""
+    forward, read = module.forward, (module, *inside)
 
     def on_local_parts(*args: Any, **kwargs: Any) -> Any:
-        with local_parameters(*(module.modules() if children else (module,))):
+        with local_parameters(*read):
             return forward(*args, **kwargs)
 
     replace_forward(module, on_local_parts)
@@ -112,5 +115,6 @@ def sum_partial_gradients(model: nn.Module, group: Group) -> None:
     for grads in by_dtype.values():
         flat = torch.cat([grad.reshape(-1) for grad in grads])
         torch.distributed.all_reduce(flat, group=group)
-        for grad, total in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        totals = torch.split(flat, [grad.numel() for grad in grads])
+        for grad, total in zip(grads, totals, strict=True):
             grad.copy_(total.view_as(grad))

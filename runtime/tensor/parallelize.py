@@ -13,13 +13,14 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from autopar.costmodel.spec.errors import raise_if
+from autopar.runtime.families.family import Family, LocalAttribute
+from autopar.runtime.loss import KEEP_LOGITS_SHARDED, hugging_face_loss
+from autopar.runtime.structure import ModelStructure
 
-from ..families.family import Family, LocalAttribute
-from ..loss import KEEP_LOGITS_SHARDED, hugging_face_loss
-from ..structure import ModelStructure
 from . import collectives
 from .analysis import proven_pairs
 from .faults import tensor_parallel_faults
+from .local import run_locally
 from .region import WHOLE, set_region
 from .regions import EXPERT_DIMS, matching_regions, present_blocks
 from .styles import (
@@ -59,6 +60,8 @@ def tensor_parallelize(model: nn.Module, structure: ModelStructure, mesh: Device
     plan |= _vocabulary_plan(model, structure, boundary)
     plan |= _replicated_plan(model, structure, plan, boundary)
     parallelize_module(model, mesh, plan)
+    if not family.regions:
+        _read_locally(model, family)
     if sequence_parallel:
         _add_sequence_hooks(model, family, boundary)
     if isinstance(plan.get(family.head), VocabularyHead):
@@ -77,7 +80,7 @@ def _block_plan(block: nn.Module, family: Family, boundary: Boundary) -> dict[st
             plan[f"{region.module}.{row}"] = Row(boundary)
         if region.experts:
             experts = module.get_submodule(region.experts)
-            width = int(experts.gate_up_proj.shape[EXPERT_DIMS["gate_up_proj"]]) // 2  # type: ignore[union-attr, operator]
+            width = int(experts.get_parameter("gate_up_proj").shape[EXPERT_DIMS["gate_up_proj"]]) // 2
             plan[f"{region.module}.{region.experts}"] = Experts(EXPERT_DIMS, {"gate_up_proj": (width, width)})
         for path, inside in module.named_modules(prefix=region.module):
             if path not in plan and not _below(path, plan) and next(inside.parameters(recurse=False), None) is not None:
@@ -116,13 +119,15 @@ def _divide(module: nn.Module, attribute: LocalAttribute, size: int) -> None:
         if module.config is getattr(module, "_autopar_config", None):
             owner = module.config
         else:
-            owner = module.config = module._autopar_config = copy.copy(module.config)  # type: ignore[assignment]
+            owner = module.config = module._autopar_config = copy.copy(module.config)
     setattr(owner, attribute.name, getattr(owner, attribute.name) // size)
 
 
 def _vocabulary_plan(model: nn.Module, structure: ModelStructure, boundary: Boundary) -> dict[str, ParallelStyle]:
     family = structure.layout
     plan: dict[str, ParallelStyle] = {}
+    if not family.regions:
+        return plan
     if _holds(model, family.embedding):
         plan[family.embedding] = VocabularyEmbedding()
     if _holds(model, family.head):
@@ -141,6 +146,15 @@ def _replicated_plan(
         for path, module in model.named_modules()
         if path not in plan and not _below(path, plan) and next(module.parameters(recurse=False), None) is not None
     }
+
+
+def _read_locally(model: nn.Module, family: Family) -> None:
+    """Code of an unknown model may read the parameters of modules inside it, as torch's attention does of its projection."""
+    blocks = model.get_submodule(family.blocks)
+    for _, block in present_blocks(model, family):
+        run_locally(block, *(module for module in block.modules() if module is not block))
+    in_blocks = set(blocks.modules())
+    run_locally(model, *(module for module in model.modules() if module is not model and module not in in_blocks))
 
 
 def _below(path: str, plan: dict[str, ParallelStyle]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ..families.family import Family, Region
+from autopar.runtime.families.family import Family, Region
 
 EXPERT_DIMS = {"gate_up_proj": 1, "down_proj": 2}
 """Where Hugging Face's stacked experts, (expert, out, in), hold the feed-forward's features."""

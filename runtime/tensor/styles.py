@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError
+from autopar.runtime.loss import first_index
 
-from ..loss import first_index
 from . import collectives
 from .fused import FusedLayout
 from .local import local_parameter, local_parameters, mark_partial, replace_forward, run_locally, shard_parameter
@@ -90,13 +90,11 @@ class Replicated(ParallelStyle):
         self.partial = partial
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        whole = isinstance(module, nn.MultiheadAttention)
-        for part in module.modules() if whole else (module,):
-            for name in list(part._parameters):
-                shard_parameter(part, name, device_mesh, None)
-            if self.partial:
-                mark_partial(part, *part._parameters)
-        run_locally(module, children=whole)
+        for name in list(module._parameters):
+            shard_parameter(module, name, device_mesh, None)
+        if self.partial:
+            mark_partial(module, *module._parameters)
+        run_locally(module)
         return module
 
 
@@ -205,7 +203,7 @@ class VocabularyHead(ParallelStyle):
         self.entered = entered
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        size, group, entered = int(module.weight.shape[output_dim(module)]), device_mesh.get_group(), self.entered
+        size, group, entered = int(module.get_parameter("weight").shape[output_dim(module)]), device_mesh.get_group(), self.entered
         shard_parameter(module, "weight", device_mesh, output_dim(module))
         shard_parameter(module, "bias", device_mesh, 0)
         multiply = _multiply(module)
