@@ -56,7 +56,7 @@ def read_structure(model: nn.Module) -> ModelStructure:
     return ModelStructure(
         family=family.name,
         blocks=family.blocks,
-        num_blocks=len(list(blocks.children())),
+        num_blocks=len(blocks._modules),
         prefix=_with_parameters(model, family.prefix),
         suffix=_with_parameters(model, family.suffix),
         tied=_tied(model),

@@ -25,19 +25,23 @@ def tensor_parallel_faults(
     if tensor_parallel_size == 1:
         return ()
     family = structure.layout
+    shared = [name for pair in structure.tied for name in pair if name.startswith(f"{family.blocks}.")]
+    if shared:
+        required = f"blocks share parameters ({shared[0]})"
+        return (Fault(field=FIELD, given=str(tensor_parallel_size), required=required, fix=f"use {FIELD}=1"),)
     if not family.regions:
         return tuple(_generic_faults(model, family, tensor_parallel_size, sequence_parallel))
     counts: dict[str, int] = {}
     faults: dict[str, Fault] = {}
-    for path, block in present_blocks(model, family):
-        for fault in _block_faults(path, block, family, tensor_parallel_size, counts):
+    for _, block in present_blocks(model, family):
+        for fault in _block_faults(block, family, tensor_parallel_size, counts):
             faults.setdefault(fault.required, fault)
     faults |= {fault.required: fault for fault in _size_faults(counts, tensor_parallel_size)}
     found = [*faults.values(), *_model_faults(model, structure, tensor_parallel_size)]
     return tuple(found)
 
 
-def _block_faults(path: str, block: nn.Module, family: Family, size: int, counts: dict[str, int]) -> Iterator[Fault]:
+def _block_faults(block: nn.Module, family: Family, size: int, counts: dict[str, int]) -> Iterator[Fault]:
     """Layers that cannot be split; what there is to split is noted in ``counts`` by name."""
     matched = {region.module for region, _ in matching_regions(block, family)}
     for name in dict.fromkeys(region.module for region in family.regions):
@@ -52,10 +56,10 @@ def _block_faults(path: str, block: nn.Module, family: Family, size: int, counts
             required = f"{region.module}.{name} is a {kind}; only plain linear layers can be split"
             yield Fault(field=FIELD, given=str(size), required=required, fix=f"use {FIELD}=1, or plain linear layers")
         if not odd:
-            _count(region, module, path, counts)
+            _count(region, module, counts)
 
 
-def _count(region: Region, module: nn.Module, path: str, counts: dict[str, int]) -> None:
+def _count(region: Region, module: nn.Module, counts: dict[str, int]) -> None:
     if region.experts:
         weight = module.get_submodule(region.experts).get_parameter("down_proj")
         counts["the experts' ffn_hidden_size"] = int(weight.shape[EXPERT_DIMS["down_proj"]])
@@ -69,7 +73,6 @@ def _count(region: Region, module: nn.Module, path: str, counts: dict[str, int])
         for section, name in zip(sections, names, strict=True):
             what = _what(region, column.name, name)
             counts[what] = math.gcd(counts.get(what, 0), section // unit)
-    del path
 
 
 def _what(region: Region, column: str, section: str) -> str:

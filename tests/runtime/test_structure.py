@@ -1,0 +1,77 @@
+"""The structure of models: names of their parts, on the meta device as on real ones, and shapes for the cost model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.costmodel.spec.errors import InvalidInputError
+from autopar.io.hf_config import model_from_config
+from autopar.runtime.structure import read_structure
+
+from .models import FAMILIES, VOCAB, tiny
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_parameter_is_in_the_blocks_or_around_them(name: str) -> None:
+    """Read on the meta device, where there are no weights to look at."""
+    with torch.device("meta"):
+        model = FAMILIES[name]()
+    structure = read_structure(model)
+    assert structure.family == name.removesuffix("-rotary").removesuffix("-biases").removesuffix("-serial")
+    assert structure.num_blocks == 2
+    assert (structure.hidden_size, structure.vocab_size) == (64, VOCAB)
+    owners = (structure.blocks, *structure.prefix, *structure.suffix)
+    for parameter, _ in model.named_parameters():
+        assert sum(parameter.startswith(f"{owner}.") for owner in owners) == 1, parameter
+    assert read_structure(tiny(name)) == structure
+
+
+def test_tied_embeddings_are_named() -> None:
+    assert read_structure(tiny("gpt2")).tied == (("transformer.wte.weight", "lm_head.weight"),)
+    assert read_structure(tiny("reference-gpt")).tied == (("tokens.weight", "head.weight"),)
+    assert read_structure(tiny("llama")).tied == ()
+
+
+@pytest.mark.parametrize("name", ["reference-gpt", "reference-gpt-rotary"])
+def test_the_spec_of_a_reference_gpt_counts_its_parameters(name: str) -> None:
+    model = tiny(name)
+    spec = read_structure(model).spec
+    assert spec is not None
+    assert spec.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "mixtral"])
+def test_the_config_of_a_hugging_face_model_has_its_spec(name: str) -> None:
+    model = tiny(name)
+    spec = model_from_config(model.config.to_dict(), name=name)  # type: ignore[union-attr, operator]
+    assert spec.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+class _Unknown(nn.Module):
+    def __init__(self, *, blocks: int = 3) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.norm_in = nn.LayerNorm(8)
+        self.drop = nn.Dropout(0.1)
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(blocks)))
+        self.norm_out = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        output: Tensor = self.head(self.norm_out(self.layers(self.drop(self.norm_in(self.table(ids))))))
+        return output
+
+
+def test_an_unknown_model_is_read_from_its_modules() -> None:
+    structure = read_structure(_Unknown())
+    assert (structure.family, structure.blocks, structure.num_blocks) == ("generic", "layers", 3)
+    assert (structure.prefix, structure.suffix) == (("table", "norm_in"), ("norm_out", "head"))
+    assert (structure.hidden_size, structure.vocab_size) == (8, 11)
+
+
+@pytest.mark.parametrize("model", [nn.Linear(3, 3), _Unknown(blocks=1)])
+def test_a_model_without_repeated_blocks_is_refused(model: nn.Module) -> None:
+    with pytest.raises(InvalidInputError, match=r"no repeated blocks.*nn\.ModuleList"):
+        read_structure(model)
