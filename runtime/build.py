@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 from autopar.costmodel.spec.errors import raise_if
 from autopar.costmodel.spec.schedule import Schedule, build_schedule
-from autopar.costmodel.spec.strategy import Strategy
+from autopar.costmodel.spec.strategy import Recompute, Strategy
 from autopar.costmodel.spec.training import PRECISIONS, Precision
 
 from .data_parallel import GradientSync, data_parallelize, shards
@@ -90,6 +89,7 @@ def parallelise(
     mesh = build_mesh(strategy, device)
     types = tensor_types(options.precision)
     set_matmul_precision(types, device)
+    _turn_off_cache(model)
     weights = InitialWeights.read(model, seed=options.seed, initialise=options.initialise)
     schedule = build_schedule(
         strategy.pipeline_schedule,
@@ -106,7 +106,8 @@ def parallelise(
     for stage, sync in zip(stages, syncs, strict=True):
         loss = build_loss(stage.model, loss_fn)
         stage.arm()
-        runners[stage.span.index] = StageRunner(stage=stage, loss=loss, sync=sync)
+        splits = strategy.recompute is not Recompute.FULL
+        runners[stage.span.index] = StageRunner(stage=stage, loss=loss, sync=sync, splits_backward=splits)
     return ParallelModel(mesh=mesh, structure=structure, schedule=schedule, layers=layers, runners=runners, dropout=dropout, types=types)
 
 
@@ -129,6 +130,13 @@ def _shard(
     for block in recomputed_blocks(blocks, strategy):
         recompute(block, dropout.recompute_contexts)
     return [data_parallelize(stage, structure, mesh, strategy, types) for stage in stages]
+
+
+def _turn_off_cache(model: nn.Module) -> None:
+    """Training has no use for Hugging Face's cache of keys and values, which a recomputed block would fill a second time."""
+    config = getattr(model, "config", None)
+    if config is not None and getattr(config, "use_cache", False):
+        config.use_cache = False
 
 
 def _move(stage: nn.Module, device: torch.device) -> None:

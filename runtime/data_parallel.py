@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -32,6 +31,9 @@ class GradientSync(Protocol):
     def before_backward(self, *, last: bool, split: bool) -> None:
         """A backward comes. ``last``: no further one of this stage in this step. ``split``: of the input alone, weights later."""
 
+    def before_weights(self) -> None:
+        """The weights' part of a split backward comes."""
+
     def after_weights(self, *, last: bool) -> None:
         """The weights' part of a split backward is done."""
 
@@ -43,6 +45,9 @@ class NoSync:
     """One data-parallel rank."""
 
     def before_backward(self, *, last: bool, split: bool) -> None:
+        pass
+
+    def before_weights(self) -> None:
         pass
 
     def after_weights(self, *, last: bool) -> None:
@@ -71,6 +76,12 @@ class ShardedSync:
             self._switch(reduce=False, reshard=False, last=False)
         else:
             self._switch(reduce=last or self._reduce_always, reshard=last or self._reshard_always, last=last)
+
+    def before_weights(self) -> None:
+        if self._reshard_always:
+            for module in self._stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.unshard()
 
     def after_weights(self, *, last: bool) -> None:
         self._switch(reduce=last or self._reduce_always, reshard=last or self._reshard_always, last=last)

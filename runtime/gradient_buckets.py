@@ -56,6 +56,9 @@ class GradientBuckets:
             for bucket in buckets:
                 bucket.missing = len(bucket.parameters)
 
+    def before_weights(self) -> None:
+        pass
+
     def after_weights(self, *, last: bool) -> None:
         pass
 

@@ -50,7 +50,7 @@ class PassedBlock:
     def __init__(self, boundary: Boundary) -> None:
         self._boundary = boundary
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
         received = self._boundary.received
         assert received is not None
         return received.detach().as_subclass(CarriedStates)
@@ -59,7 +59,7 @@ class PassedBlock:
 class ArrivalBlock(PassedBlock):
     """The last block before a stage that has none of its own, but the head: hands over what was received."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
         assert self._boundary.received is not None
         return self._boundary.received
 

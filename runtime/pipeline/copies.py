@@ -8,10 +8,9 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar.costmodel.spec.schedule import Schedule
-
-from ..gradients import SharedParameter
-from ..mesh import ParallelMesh
-from ..structure import ModelStructure
+from autopar.runtime.gradients import SharedParameter
+from autopar.runtime.mesh import ParallelMesh
+from autopar.runtime.structure import ModelStructure
 
 
 def shared_parameters(

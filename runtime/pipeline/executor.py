@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from autopar.costmodel.spec.schedule import Action, ActionKind
+from autopar.runtime.data_parallel import GradientSync, gathered_parameters
+from autopar.runtime.loss import Batch, Loss
 
-from ..data_parallel import GradientSync, gathered_parameters
-from ..loss import Batch, Loss
 from .plan import RankPlan, Step
 from .stage import PipelineStage
 from .transport import Transport
@@ -34,6 +34,9 @@ class StageRunner:
     stage: PipelineStage
     loss: Loss
     sync: GradientSync
+    splits_backward: bool = True
+    """Whether the parts of a split backward run apart. Recomputed blocks would be recomputed for each, which costs more than the
+    split gains: there all of it is done with the first part."""
 
 
 @dataclass(slots=True)
@@ -97,7 +100,7 @@ class Executor:
             case ActionKind.BACKWARD:
                 return self._backward(action, taken, last=step.is_last)
             case ActionKind.BACKWARD_INPUT:
-                return self._backward_input(action, taken)
+                return self._backward_input(action, taken, last=step.is_last)
             case ActionKind.BACKWARD_WEIGHT:
                 self._backward_weight(action, last=step.is_last)
                 return None
@@ -122,13 +125,15 @@ class Executor:
         torch.autograd.backward(live.root, gradient)
         return None if live.received is None else live.received.grad
 
-    def _backward_input(self, action: Action, gradient: Tensor | None) -> Tensor | None:
+    def _backward_input(self, action: Action, gradient: Tensor | None, *, last: bool) -> Tensor | None:
         """The gradient of the stage's input; the first stage has none to send, and does all of it with the weights."""
+        runner = self._runners[action.stage]
+        if not runner.splits_backward:
+            return self._backward(action, gradient, last=last)
         live = self._live[action.microbatch, action.stage]
         live.gradient = gradient
         if live.received is None:
             return None
-        runner = self._runners[action.stage]
         runner.sync.before_backward(last=False, split=True)
         live.weights = gathered_parameters(runner.stage)
         gradients = None if gradient is None else [gradient]
@@ -137,12 +142,15 @@ class Executor:
         return result
 
     def _backward_weight(self, action: Action, *, last: bool) -> None:
+        if not self._runners[action.stage].splits_backward:
+            return
         live = self._live.pop((action.microbatch, action.stage))
         sync = self._runners[action.stage].sync
         if live.groups is None or live.weights is None:
             sync.before_backward(last=last, split=False)
             torch.autograd.backward(live.root, live.gradient)
             return
+        sync.before_weights()
         stage_backward_weight(iter(live.weights), live.groups)
         sync.after_weights(last=last)
 

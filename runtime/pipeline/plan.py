@@ -24,7 +24,7 @@ class Message:
 class Step:
     """One action, the message it needs, and the message it makes; ``source`` and ``target`` are pipeline ranks.
 
-    ``is_last``: no later action makes gradients of this stage's weights.
+    ``is_last``: its micro-batch is the last one whose backward makes gradients of this stage's weights.
     """
 
     action: Action
@@ -81,10 +81,9 @@ def _plan(schedule: Schedule, actions: Iterable[Iterable[Action]], rank: int) ->
             message = _made(schedule, action)
             if message is not None and schedule.stage_rank[message.stage] == rank:
                 incoming[holder].append(message)
-    last_weights = {
-        action.stage: index for index, action in enumerate(mine) if action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
-    }
-    steps = tuple(_step(schedule, action, is_last=last_weights.get(action.stage) == index) for index, action in enumerate(mine))
+    weights = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
+    last = {action.stage: action.microbatch for action in mine if action.kind in weights}
+    steps = tuple(_step(schedule, action, is_last=last.get(action.stage) == action.microbatch) for action in mine)
     return RankPlan(rank=rank, steps=steps, incoming={source: tuple(messages) for source, messages in incoming.items()})
 
 

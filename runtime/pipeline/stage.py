@@ -19,8 +19,8 @@ from torch import nn
 from autopar.costmodel.spec.errors import Fault, raise_if
 from autopar.costmodel.spec.schedule import Schedule, stage_holders
 from autopar.costmodel.spec.strategy import Strategy, balanced_layers, split_text
+from autopar.runtime.structure import ModelStructure
 
-from ..structure import ModelStructure
 from .absent import (
     AbsentEmbedding,
     AbsentModule,

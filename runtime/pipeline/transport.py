@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..mesh import ParallelMesh
+from autopar.runtime.mesh import ParallelMesh
+
 from .plan import Message, RankPlan
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from autopar.costmodel.spec.training import PRECISIONS
 from autopar.runtime.engine import Engine, EngineOptions, build_engine
 from autopar.runtime.loss import build_loss
 from autopar.runtime.reference_gpt import ReferenceGPT, ReferenceGPTConfig
+
+# Gathering whole tensors to compare them is slower than it could be, and says so.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 TOLERANCE = 1e-5
 """Relative to a tensor's largest magnitude, in fp32."""
