@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError
-from autopar.runtime.tensor.region import current_region, set_region
+from autopar.runtime.tensor.region import WHOLE, Region, current_region, set_region
 
 from .keys import key
 from .mask import Samples, dropped
@@ -88,20 +88,19 @@ class LayoutFreeDropout:
         if not self._used and step != self._first_step:
             return nullcontext()
         samples = Samples(first=first_sample, count=num_samples, sequence_length=sequence_length)
-        return self._running(_Pass(samples, [_Frame(key(self._seed, "dropout", step))]))
+        return self._running(_Pass(samples, [_Frame(key(self._seed, "dropout", step))]), WHOLE)
 
     def recompute_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """``context_fn`` of :func:`torch.utils.checkpoint.checkpoint`: the recomputation starts where the forward pass is now."""
         if self._pass is None:
             return nullcontext(), nullcontext()
-        return nullcontext(), self._running(self._pass.copy(), region=current_region())
+        return nullcontext(), self._running(self._pass.copy(), current_region())
 
     @contextmanager
-    def _running(self, at: _Pass, region: Any = None) -> Iterator[None]:
+    def _running(self, at: _Pass, region: Region) -> Iterator[None]:
         outer, outer_region = self._pass, current_region()
         self._pass = at
-        if region is not None:
-            set_region(region)
+        set_region(region)
         hooks = [] if outer else [register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave)]
         try:
             with self._mode:  # of this thread: a backward pass, and recomputation in it, may run in another than the forward
@@ -110,8 +109,7 @@ class LayoutFreeDropout:
             for hook in hooks:
                 hook.remove()
             self._pass = outer
-            if region is not None:
-                set_region(outer_region)
+            set_region(outer_region)
 
     def _enter(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002
         if (name := self._names.get(id(module))) is not None and self._pass is not None:

@@ -114,8 +114,8 @@ def _partly(name: str) -> Fault:
 
 
 def _placed(whole: Tensor, old: Tensor) -> Tensor:
-    """``whole``, or this rank's shard of it, in place of ``old`` on the meta device."""
-    new = whole
+    """``whole``, or this rank's shard of it, in place and in the type of ``old`` on the meta device."""
+    new = whole = whole.to(old.dtype)
     if isinstance(old, DTensor):
         local = cut(whole, old).contiguous()
         local = local.clone() if local.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr() else local
