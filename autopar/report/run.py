@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from autopar.run_dry import DryRun
     from autopar.run_result import Comparison, RunResult
 
 RANKS_SHOWN = 16
@@ -55,6 +56,23 @@ def comparison_report(compared: Comparison) -> list[RenderableType]:
             format_bytes(max(result.peak_memory_bytes)),
         )
     return [table]
+
+
+def dry_run_report(found: DryRun) -> list[RenderableType]:
+    """One rank as it was built, beside the plan."""
+    facts = field_table(found.strategy)
+    facts.add_row("model", found.model)
+    places = ", ".join(f"{axis} {index}" for axis, index in found.coordinates.items())
+    facts.add_row("rank", f"{found.rank} of {found.world_size:,} ({places})")
+    facts.add_row("layers", ", ".join(f"{first} to {last - 1}" if last > first else "none" for first, last in found.layers))
+    facts.add_row("parameters", f"{found.num_parameters:,}, planned {found.planned_num_parameters:,}")
+    table = plain_table("Memory of this rank", "", "built", "planned")
+    for each in found.memory:
+        table.add_row(each.name, "-" if each.built is None else format_bytes(each.built), format_bytes(each.planned))
+    counted = [each for each in found.memory if each.built is not None]
+    table.add_row("counted", format_bytes(sum(each.built or 0 for each in counted)), format_bytes(sum(each.planned for each in counted)))
+    facts_of_device = f"{format_bytes(found.memory_capacity_bytes)} on the device"
+    return [facts, table, bullet_list("Notes", (facts_of_device, *found.notes))]
 
 
 def _memory(peaks: Sequence[int]) -> str:
