@@ -14,6 +14,7 @@ from autopar.costmodel.spec.model import ModelSpec
 
 from .families.family import Family
 from .families.generic import generic_family
+from .families.generic_spec import generic_spec
 from .families.hugging_face import HUGGING_FACE
 from .families.reference import REFERENCE_GPT, reference_spec
 from .reference_gpt import ReferenceGPT
@@ -63,7 +64,7 @@ def read_structure(model: nn.Module) -> ModelStructure:
         hidden_size=embedding[1] if embedding else 0,
         vocab_size=embedding[0] if embedding else 0,
         layout=family,
-        spec=reference_spec(model.config) if isinstance(model, ReferenceGPT) else None,
+        spec=_spec(model, family),
     )
 
 
@@ -78,6 +79,12 @@ def _family(model: nn.Module) -> Family:
     if isinstance(found, Family):
         return found
     raise InvalidInputError(Fault(field="model", given=type(model).__name__, required=found, fix="keep the blocks in an nn.ModuleList"))
+
+
+def _spec(model: nn.Module, family: Family) -> ModelSpec | None:
+    if isinstance(model, ReferenceGPT):
+        return reference_spec(model.config)
+    return generic_spec(model, family) if not family.regions else None
 
 
 def _has(model: nn.Module, path: str) -> bool:

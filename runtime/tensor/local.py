@@ -67,8 +67,8 @@ def local_parameters(*modules: nn.Module) -> Iterator[None]:
                     swapped.append((module, name, parameter))
         yield
     finally:
-        for module, name, parameter in swapped:
-            module._parameters[name] = cast(nn.Parameter, parameter)
+        for module, name, held in swapped:
+            module._parameters[name] = cast(nn.Parameter, held)
 
 
 def run_locally(module: nn.Module, *inside: nn.Module) -> None:

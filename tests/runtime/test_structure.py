@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.costmodel.spec.errors import InvalidInputError
+from autopar.costmodel.spec.model import Norm, PositionEmbedding
 from autopar.io.hf_config import model_from_config
 from autopar.runtime.structure import read_structure
 
@@ -75,3 +76,28 @@ def test_an_unknown_model_is_read_from_its_modules() -> None:
 def test_a_model_without_repeated_blocks_is_refused(model: nn.Module) -> None:
     with pytest.raises(InvalidInputError, match=r"no repeated blocks.*nn\.ModuleList"):
         read_structure(model)
+
+
+class _Decoder(nn.Module):
+    """A GPT as people write it: torch's own layers, a table of positions, no config."""
+
+    def __init__(self, *, extra: bool = False) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(40, 16), nn.Parameter(torch.zeros(12, 16))
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 4, 24, batch_first=True) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 40, bias=False)
+        if extra:
+            self.odd = nn.Linear(16, 3)
+
+
+def test_the_spec_of_an_unknown_decoder_is_told_by_its_modules() -> None:
+    spec = read_structure(_Decoder()).spec
+    assert spec is not None
+    assert (spec.num_layers, spec.hidden_size, spec.num_attention_heads, spec.ffn_hidden_size, spec.vocab_size) == (3, 16, 4, 24, 40)
+    assert (spec.norm, spec.qkv_bias, spec.mlp_bias, spec.gated_mlp) == (Norm.LAYER_NORM, True, True, False)
+    assert (spec.position_embedding, spec.max_position_embeddings) == (PositionEmbedding.LEARNED, 12)
+
+
+def test_a_model_whose_parameters_no_spec_explains_has_none() -> None:
+    assert read_structure(_Decoder(extra=True)).spec is None
+    assert read_structure(_Unknown()).spec is None
