@@ -17,6 +17,7 @@ from autopar.costmodel.spec.training import PRECISIONS
 from autopar.runtime.engine import Engine, EngineOptions, build_engine
 from autopar.runtime.loss import build_loss
 from autopar.runtime.reference_gpt import ReferenceGPT, ReferenceGPTConfig
+from autopar.runtime.tensor.fused import fused_layouts
 
 # Gathering whole tensors to compare them is slower than it could be, and says so.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -37,7 +38,8 @@ class Trained:
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-4)
+    """A step moves a parameter by a hundredth of its size: enough to see, too little for rounding to grow in a few steps."""
+    return torch.optim.AdamW(parameters, lr=2e-3, eps=1e-4)
 
 
 def small_gpt(**changes: Any) -> ReferenceGPT:
@@ -102,22 +104,26 @@ def train_parallel(
     losses, gradients, norms = [], [], []
     for batch in batches:
         losses.append(engine.train_step(batch))
-        gradients.append({name: whole(p.grad) for name, p in named_parameters(engine) if p.grad is not None})
+        gradients.append(whole_tensors(engine, gradients=True))
         if engine.grad_norm is not None:
             norms.append(engine.grad_norm)
     if inspect is not None:
         inspect(engine)
-    parameters = {name: whole(p.detach()) for name, p in named_parameters(engine)}
+    parameters = whole_tensors(engine)
     return Trained(losses=tuple(losses), gradients=tuple(gradients), parameters=parameters, norms=tuple(norms))
 
 
-def named_parameters(engine: Engine) -> list[tuple[str, nn.Parameter]]:
-    return [pair for part in engine.model_parts for pair in part.named_parameters(remove_duplicate=False)]
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """The global value of a parameter or gradient; a collective call for distributed ones."""
-    return tensor.full_tensor().clone() if isinstance(tensor, DTensor) else tensor.clone()
+def whole_tensors(engine: Engine, *, gradients: bool = False) -> dict[str, Tensor]:
+    """The whole parameters (or gradients) that this rank has parts of, as the user's model holds them; a collective call."""
+    found = {}
+    for part in engine.model_parts:
+        fused = fused_layouts(part)
+        for name, parameter in part.named_parameters(remove_duplicate=False):
+            tensor = parameter.grad if gradients else parameter.detach()
+            if tensor is not None:
+                whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+                found[name] = (fused[name].to_user(whole) if name in fused else whole).clone()
+    return found
 
 
 def distances(mine: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, float]:
