@@ -30,7 +30,7 @@ class LocalAttribute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class BlockRegion:
     """A part of a block that is split by heads or by features: all between its ``columns`` and its ``rows``.
 
     ``unit`` gives the features that must stay together (head_dim), from the region's module; None where each may go its own way.
@@ -55,7 +55,7 @@ class Family:
     blocks: str
     prefix: tuple[str, ...]
     suffix: tuple[str, ...]
-    regions: tuple[Region, ...]
+    regions: tuple[BlockRegion, ...]
     embedding: str
     final_norm: str
     head: str

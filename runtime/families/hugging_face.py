@@ -9,7 +9,7 @@ from typing import cast
 
 from torch import nn
 
-from .family import Column, Family, LocalAttribute, Region
+from .family import BlockRegion, Column, Family, LocalAttribute
 
 
 def _attribute(module: nn.Module, name: str) -> int:
@@ -38,18 +38,18 @@ def _phi3_gate_up_sections(mlp: nn.Module) -> tuple[int, ...]:
     return (_weight_rows(mlp, "gate_up_proj") // 2,) * 2
 
 
-_SPLIT_ATTENTION = Region(
+_SPLIT_ATTENTION = BlockRegion(
     module="self_attn",
     columns=(Column(name="q_proj"), Column(name="k_proj"), Column(name="v_proj")),
     rows=("o_proj",),
     unit=_head_dim,
     what="heads",
 )
-_GATED_MLP = Region(module="mlp", columns=(Column(name="gate_proj"), Column(name="up_proj")), rows=("down_proj",))
-_EXPERTS = Region(module="mlp", experts="experts")
+_GATED_MLP = BlockRegion(module="mlp", columns=(Column(name="gate_proj"), Column(name="up_proj")), rows=("down_proj",))
+_EXPERTS = BlockRegion(module="mlp", experts="experts")
 
 
-def _like_llama(name: str, *regions: Region) -> Family:
+def _like_llama(name: str, *regions: BlockRegion) -> Family:
     return Family(
         name=name,
         regions=regions or (_SPLIT_ATTENTION, _GATED_MLP),
@@ -71,12 +71,12 @@ _PHI = Family(
     final_norm="model.final_layernorm",
     head="lm_head",
     regions=(
-        Region(module="self_attn", columns=_SPLIT_ATTENTION.columns, rows=("dense",), unit=_head_dim, what="heads"),
-        Region(module="mlp", columns=(Column(name="fc1"),), rows=("fc2",)),
+        BlockRegion(module="self_attn", columns=_SPLIT_ATTENTION.columns, rows=("dense",), unit=_head_dim, what="heads"),
+        BlockRegion(module="mlp", columns=(Column(name="fc1"),), rows=("fc2",)),
     ),
 )
 
-_PHI3_ATTENTION = Region(
+_PHI3_ATTENTION = BlockRegion(
     module="self_attn",
     columns=(Column(name="qkv_proj", sections=_phi3_qkv_sections),),
     rows=("o_proj",),
@@ -88,7 +88,7 @@ _PHI3_ATTENTION = Region(
     ),
     what="heads",
 )
-_PHI3_MLP = Region(module="mlp", columns=(Column(name="gate_up_proj", sections=_phi3_gate_up_sections),), rows=("down_proj",))
+_PHI3_MLP = BlockRegion(module="mlp", columns=(Column(name="gate_up_proj", sections=_phi3_gate_up_sections),), rows=("down_proj",))
 
 _GPT2 = Family(
     name="gpt2",
@@ -99,7 +99,7 @@ _GPT2 = Family(
     final_norm="transformer.ln_f",
     head="lm_head",
     regions=(
-        Region(
+        BlockRegion(
             module="attn",
             columns=(Column(name="c_attn", sections=_gpt2_sections),),
             rows=("c_proj",),
@@ -107,7 +107,7 @@ _GPT2 = Family(
             attributes=(LocalAttribute(name="split_size"), LocalAttribute(name="num_heads")),
             what="heads",
         ),
-        Region(module="mlp", columns=(Column(name="c_fc"),), rows=("c_proj",)),
+        BlockRegion(module="mlp", columns=(Column(name="c_fc"),), rows=("c_proj",)),
     ),
 )
 
@@ -120,7 +120,7 @@ _GPT_NEOX = Family(
     final_norm="gpt_neox.final_layer_norm",
     head="lm_head",
     regions=(
-        Region(
+        BlockRegion(
             module="attention",
             columns=(Column(name="query_key_value"),),
             rows=("dense",),
@@ -128,7 +128,7 @@ _GPT_NEOX = Family(
             unit=lambda attention: 3 * _attribute(attention, "head_size"),
             what="heads",
         ),
-        Region(module="mlp", columns=(Column(name="dense_h_to_4h"),), rows=("dense_4h_to_h",)),
+        BlockRegion(module="mlp", columns=(Column(name="dense_h_to_4h"),), rows=("dense_4h_to_h",)),
     ),
 )
 

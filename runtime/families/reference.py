@@ -9,7 +9,7 @@ from torch import nn
 from autopar.costmodel.spec.model import ModelSpec, Norm, PositionEmbedding
 from autopar.runtime.reference_gpt import ReferenceGPTConfig
 
-from .family import Column, Family, Region
+from .family import BlockRegion, Column, Family
 
 
 def _head_dim(attention: nn.Module) -> int:
@@ -25,14 +25,14 @@ REFERENCE_GPT = Family(
     final_norm="norm",
     head="head",
     regions=(
-        Region(
+        BlockRegion(
             module="attention",
             columns=(Column(name="query"), Column(name="key"), Column(name="value")),
             rows=("output",),
             unit=_head_dim,
             what="heads",
         ),
-        Region(module="feed_forward", columns=(Column(name="up"),), rows=("down",)),
+        BlockRegion(module="feed_forward", columns=(Column(name="up"),), rows=("down",)),
     ),
 )
 

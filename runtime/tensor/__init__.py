@@ -2,7 +2,7 @@
 
 from .faults import tensor_parallel_faults
 from .fused import FusedLayout, fused_layouts
-from .local import partial_gradient_parameters, sum_partial_gradients
+from .local import partial_gradient_parameters
 from .parallelize import tensor_parallelize
 from .region import Extent, Region, current_region
 
@@ -13,7 +13,6 @@ __all__ = [
     "current_region",
     "fused_layouts",
     "partial_gradient_parameters",
-    "sum_partial_gradients",
     "tensor_parallel_faults",
     "tensor_parallelize",
 ]

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from torch import nn
 
 from autopar.costmodel.spec.errors import Fault
-from autopar.runtime.families.family import Family, Region
+from autopar.runtime.families.family import BlockRegion, Family
 from autopar.runtime.structure import ModelStructure
 
 from .analysis import proven_pairs
-from .regions import EXPERT_DIMS, matching_regions, present_blocks
+from .blocks import EXPERT_DIMS, matching_regions, present_blocks
 from .styles import is_linear, output_dim
 
 FIELD = "tensor_parallel_size"
@@ -59,7 +59,7 @@ def _block_faults(block: nn.Module, family: Family, size: int, counts: dict[str,
             _count(region, module, counts)
 
 
-def _count(region: Region, module: nn.Module, counts: dict[str, int]) -> None:
+def _count(region: BlockRegion, module: nn.Module, counts: dict[str, int]) -> None:
     if region.experts:
         weight = module.get_submodule(region.experts).get_parameter("down_proj")
         counts["the experts' ffn_hidden_size"] = int(weight.shape[EXPERT_DIMS["down_proj"]])
@@ -75,7 +75,7 @@ def _count(region: Region, module: nn.Module, counts: dict[str, int]) -> None:
             counts[what] = math.gcd(counts.get(what, 0), section // unit)
 
 
-def _what(region: Region, column: str, section: str) -> str:
+def _what(region: BlockRegion, column: str, section: str) -> str:
     if region.what != "heads":
         return region.what
     label = section or column

@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from autopar.runtime.loss import first_index
 
-from .collectives import Group
 from .fused import FusedLayout, set_fused_layout
 
 _SHARDED = "_autopar_sharded"
@@ -100,21 +99,3 @@ def partial_gradient_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
             if parameter is not None:
                 found[f"{path}.{name}" if path else name] = parameter
     return found
-
-
-def sum_partial_gradients(model: nn.Module, group: Group) -> None:
-    """Sum the gradients of replicated parameters that each saw a part of the tokens or heads, in one all-reduce a dtype.
-
-    To be called once a step, on every rank of the group, after the last backward pass and before clipping.
-    """
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for parameter in partial_gradient_parameters(model).values():
-        if parameter.grad is not None:
-            grad = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-            by_dtype.setdefault(grad.dtype, []).append(grad)
-    for grads in by_dtype.values():
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
-        torch.distributed.all_reduce(flat, group=group)
-        totals = torch.split(flat, [grad.numel() for grad in grads])
-        for grad, total in zip(grads, totals, strict=True):
-            grad.copy_(total.view_as(grad))

@@ -19,10 +19,10 @@ from autopar.runtime.structure import ModelStructure
 
 from . import collectives
 from .analysis import proven_pairs
+from .blocks import EXPERT_DIMS, matching_regions, present_blocks
 from .faults import tensor_parallel_faults
 from .local import run_locally
 from .region import WHOLE, set_region
-from .regions import EXPERT_DIMS, matching_regions, present_blocks
 from .styles import (
     SEQUENCE_DIM,
     Boundary,
@@ -44,7 +44,8 @@ def tensor_parallelize(model: nn.Module, structure: ModelStructure, mesh: Device
     may be missing, as in a pipeline stage; hidden states that pass between stages are then this rank's part of the sequence,
     under sequence parallelism. On the meta device nothing is allocated.
 
-    After the last backward pass of a step, :func:`~autopar.runtime.tensor.local.sum_partial_gradients` has to be called.
+    After the last backward pass of a step, the gradients of
+    :func:`~autopar.runtime.tensor.local.partial_gradient_parameters` are still to be summed over the group.
 
     Raises:
         InvalidInputError: with all of :func:`tensor_parallel_faults`.

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from autopar.runtime.gradients import PartialGradients
 from autopar.runtime.loss import build_loss
 from autopar.runtime.structure import read_structure
-from autopar.runtime.tensor import fused_layouts, sum_partial_gradients, tensor_parallelize
+from autopar.runtime.tensor import fused_layouts, partial_gradient_parameters, tensor_parallelize
 
 from .models import FAMILIES, batches, tiny
 from .processes import run_ranks
@@ -31,7 +32,7 @@ class Step:
     gradients: dict[str, Tensor]
 
 
-def _train(model: nn.Module, finish: Callable[[nn.Module], None] = lambda _: None) -> list[Step]:
+def _train(model: nn.Module, finish: Callable[[], None] = lambda: None) -> list[Step]:
     loss = build_loss(model)
     # Where a gradient is near zero, Adam divides rounding by rounding; its epsilon is chosen well above that.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, foreach=False)
@@ -40,7 +41,7 @@ def _train(model: nn.Module, finish: Callable[[nn.Module], None] = lambda _: Non
         total = loss.count(batch)
         share = loss.share(model(**loss.inputs(batch, total)), batch, total)
         share.backward()
-        finish(model)
+        finish()
         gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
         steps.append(Step(loss=share.item(), gradients=gradients))
         optimizer.step()
@@ -79,7 +80,8 @@ def _run(rank: int, expected: dict[str, Sequence[Step]], modes: Sequence[bool]) 
         for sequence_parallel in modes:
             model = tiny(name)
             tensor_parallelize(model, read_structure(model), mesh, sequence_parallel=sequence_parallel)
-            found = _whole(model, _train(model, lambda trained: sum_partial_gradients(trained, mesh.get_group())))
+            partial = PartialGradients(partial_gradient_parameters(model).values(), mesh.get_group())
+            found = _whole(model, _train(model, partial.sum))
             results[f"{name}, sequence_parallel={sequence_parallel}"] = _differences(steps, found)
     return results if rank == 0 else {}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from autopar.runtime.families.family import Family, Region
+from autopar.runtime.families.family import BlockRegion, Family
 
 EXPERT_DIMS = {"gate_up_proj": 1, "down_proj": 2}
 """Where Hugging Face's stacked experts, (expert, out, in), hold the feed-forward's features."""
@@ -19,7 +19,7 @@ def present_blocks(model: nn.Module, family: Family) -> Iterator[tuple[str, nn.M
             yield f"{family.blocks}.{index}", block
 
 
-def matching_regions(block: nn.Module, family: Family) -> Iterator[tuple[Region, nn.Module]]:
+def matching_regions(block: nn.Module, family: Family) -> Iterator[tuple[BlockRegion, nn.Module]]:
     """The regions of ``block``: of those that share a module's name, the one whose layers it has."""
     for region in family.regions:
         module = block._modules.get(region.module)
