@@ -35,7 +35,7 @@ def training_faults(
     tensor, pipeline = strategy.tensor_parallel_size, strategy.pipeline_parallel_size
     faults += tensor_parallel_faults(model, structure, tensor, sequence_parallel=strategy.sequence_parallel)
     if pipeline > 1 or strategy.virtual_pipeline_stages > 1:
-        faults += [*stray_parameters(model, structure), *_router_faults(model)]
+        faults += [*stray_parameters(model, structure), *_router_faults(model), *_order_faults(model, structure)]
     return tuple(faults)
 
 
@@ -75,3 +75,11 @@ def _router_faults(model: nn.Module) -> list[Fault]:
     required = "the routers' balancing loss needs every layer on one rank; a pipeline spreads them"
     fix = "set config.output_router_logits=False, or pipeline_parallel_size=1"
     return [Fault(field="output_router_logits", given="True", required=required, fix=fix)]
+
+
+def _order_faults(model: nn.Module, structure: ModelStructure) -> list[Fault]:
+    """Stages hold what runs before and after the blocks, which must be known to do so."""
+    if structure.layout.order_is_known:
+        return []
+    required = f"a run of {type(model).__name__} on the meta device does not show which modules run before and after {structure.blocks}"
+    return [Fault(field="pipeline_parallel_size", given="", required=required, fix="use pipeline_parallel_size=1")]

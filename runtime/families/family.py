@@ -59,3 +59,5 @@ class Family:
     embedding: str
     final_norm: str
     head: str
+    order_is_known: bool = True
+    """False where ``prefix`` and ``suffix`` are only supposed to run before and after the blocks."""

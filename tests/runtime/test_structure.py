@@ -101,3 +101,37 @@ def test_the_spec_of_an_unknown_decoder_is_told_by_its_modules() -> None:
 def test_a_model_whose_parameters_no_spec_explains_has_none() -> None:
     assert read_structure(_Decoder(extra=True)).spec is None
     assert read_structure(_Unknown()).spec is None
+
+
+class _Reversed(nn.Module):
+    """Registers what runs last first."""
+
+    def __init__(self, *, halt: bool = False) -> None:
+        super().__init__()
+        self.head, self.norm = nn.Linear(8, 11), nn.LayerNorm(8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.table = nn.Embedding(11, 8)
+        self.halt = halt
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        if self.halt and x.sum() > 0:
+            x = x * 2
+        output: Tensor = self.head(self.norm(x))
+        return output
+
+
+def test_what_runs_around_the_blocks_is_seen_not_supposed() -> None:
+    model = _Reversed()
+    structure = read_structure(model)
+    assert (structure.prefix, structure.suffix) == (("table",), ("norm", "head"))
+    assert structure.layout.order_is_known
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_an_order_that_no_run_shows_is_not_known() -> None:
+    """The forward asks for a value, which the meta device has none of."""
+    structure = read_structure(_Reversed(halt=True))
+    assert not structure.layout.order_is_known
