@@ -73,7 +73,9 @@ def dry_run(plan: Plan, *, rank: int, folder: Path | None) -> DryRun:
     mixed = training.precision.master_weight_bytes > 0
     stored, computed = parts.sharded_parameter_bytes, parts.compute_parameter_bytes
     memory = (
-        Compared(name="parameters", built=computed if mixed else stored + computed, planned=planned.parameters + planned.communication_buffers),
+        Compared(
+            name="parameters", built=computed if mixed else stored + computed, planned=planned.parameters + planned.communication_buffers
+        ),
         Compared(name="master weights", built=stored if mixed else 0, planned=planned.master_weights),
         Compared(name="gradients", built=parts.gradient_bytes, planned=planned.gradients),
         Compared(name="optimizer states", built=parts.optimizer_state_bytes, planned=planned.optimizer_states),

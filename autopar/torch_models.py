@@ -42,7 +42,7 @@ def spec_of(model: nn.Module, structure: ModelStructure | None = None) -> ModelS
     structure = structure or read_structure(model)
     if structure.spec is not None:
         return structure.spec
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if hasattr(config, "to_dict"):
         from autopar.io.hf_config import model_from_config
 

@@ -37,13 +37,15 @@ class FusedTensor(Tensor):
     def of(stored: DTensor, layout: FusedLayout) -> FusedTensor:
         local = stored.to_local()
         shape, offset = compute_local_shape_and_global_offset(stored.shape, stored.device_mesh, stored.placements)
-        view = Tensor._make_wrapper_subclass(FusedTensor, stored.shape, dtype=stored.dtype, device=local.device)  # type: ignore[attr-defined]
+        view = Tensor._make_wrapper_subclass(FusedTensor, stored.shape, dtype=stored.dtype, device=local.device)
         assert isinstance(view, FusedTensor)
         view._runs = tuple(_runs(local, shape, offset, layout)) if local.numel() else ()
         return view
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own stub has an instance method
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
         raise NotImplementedError(f"{func} of a fused parameter's pieces")

@@ -75,9 +75,7 @@ class RankParts:
         return states + (self.activation_bytes or 0)
 
 
-def build_rank(
-    build_model: Callable[[], nn.Module], strategy: Strategy, batch: DryBatch, precision: Precision, *, rank: int
-) -> RankParts:
+def build_rank(build_model: Callable[[], nn.Module], strategy: Strategy, batch: DryBatch, precision: Precision, *, rank: int) -> RankParts:
     """Rank ``rank`` of ``strategy``: cut, sharded and counted.
 
     Args:
@@ -232,7 +230,7 @@ def _kept_by_forward(stage: PipelineStage, loss: Any, builder: _Builder, batch: 
         if stage.span.is_last:
             output = loss.share(output, inputs, total)
     gc.collect()
-    alive = made.alive_bytes()
+    alive: int = made.alive_bytes()
     del output
     return alive
 
@@ -265,11 +263,11 @@ def _fullest(schedule: Schedule, rank: int, kept: dict[int, int]) -> int:
     return peak
 
 
-class _Storages(TorchDispatchMode):
+class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every storage that is made inside."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -278,11 +276,12 @@ class _Storages(TorchDispatchMode):
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and (key := _key(tensor)) not in given:
                 storage = tensor.untyped_storage()
-                self._seen[key] = (StorageWeakRef(storage), storage.nbytes())
+                self._seen[key] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
         return result
 
     def alive_bytes(self) -> int:
-        return sum(size for reference, size in self._seen.values() if not reference.expired())
+        alive = [size for reference, size in self._seen.values() if not reference.expired()]  # type: ignore[no-untyped-call]
+        return sum(alive)
 
 
 def _key(tensor: Tensor) -> int:

@@ -21,6 +21,7 @@ from .build import EngineOptions, ParallelModel, default_device, parallelise
 from .failures import TrainingFailedError
 from .gradients import GradientNorm, PartialGradients, SharedGradients
 from .loss import Batch, LossFunction
+from .measure import Measurement, measure
 from .pipeline.copies import shared_parameters
 from .pipeline.executor import Executor
 from .pipeline.plan import RankPlan, forward_plan, rank_plan
@@ -100,6 +101,11 @@ class Engine:
         parts = micro_batches(share, self.strategy.micro_batch_size)
         loss = self._executor.run(self._forward_plan(len(parts)), parts, total, self._scope)
         return self._check(self._sum_over_ranks(loss[None])[0].item())
+
+    def measure(self, batch: Batch, *, steps: int = 5, warmup_steps: int = 2) -> Measurement:
+        """Train ``warmup_steps`` and then ``steps`` steps on the global ``batch``, and time the latter."""
+        tokens = num_rows(batch) * _sequence_length(batch)
+        return measure(lambda: self.train_step(batch), self.mesh.device, tokens_per_step=tokens, steps=steps, warmup_steps=warmup_steps)
 
     @property
     def executed(self) -> tuple[Action, ...]:
