@@ -72,6 +72,9 @@ def _around(model: nn.Module, blocks: str) -> tuple[tuple[str, ...], tuple[str, 
         else:
             seen = False
             (before if index < index_of_blocks else after).append(name)
+    if seen:
+        before.sort(key=calls.index)
+        after.sort(key=calls.index)
     return tuple(before), tuple(after), seen
 
 

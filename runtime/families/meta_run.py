@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,16 +24,23 @@ def order_of_calls(model: nn.Module) -> tuple[str, ...]:
     for arguments in _arguments(model):
         calls: list[str] = []
         try:
-            twin = _meta_twin(model)
-            for name, module in twin.named_modules(remove_duplicate=False):
-                module.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                twin(**arguments)
+            _run(_meta_twin(model), arguments, calls)
         except Exception:  # a model may do anything with a tensor that has no values
             best = max(best, tuple(calls), key=len)
             continue
         return tuple(calls)
     return best
+
+
+def _run(model: nn.Module, arguments: dict[str, Any], calls: list[str]) -> None:
+    for name, module in model.named_modules(remove_duplicate=False):
+        module.register_forward_pre_hook(partial(_note, calls, name))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model(**arguments)
+
+
+def _note(calls: list[str], name: str, *_: object) -> None:
+    calls.append(name)
 
 
 def _arguments(model: nn.Module) -> Iterator[dict[str, Any]]:
