@@ -127,17 +127,13 @@ def whole_tensors(engine: Engine, *, gradients: bool = False) -> dict[str, Tenso
 
 
 def distances(mine: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, float]:
-    """Largest difference of each tensor over its largest magnitude.
+    """Largest difference of each tensor over its largest magnitude, or over a thousandth of that of all tensors together.
 
-    What is 0 but for rounding (the gradient of a key's bias, which softmax does not see) has no magnitude of its own to compare
-    with: below a millionth of the largest of all tensors, that is taken.
+    The latter for what nearly cancels out, as the gradient of a key's bias does (softmax does not see it): its rounding errors
+    are those of the far larger numbers that it is the sum of.
     """
-    noise = 1e-6 * max(float(tensor.abs().max()) for tensor in right.values())
-    found = {}
-    for name, tensor in mine.items():
-        magnitude = float(right[name].abs().max())
-        found[name] = float((tensor - right[name]).abs().max()) / (magnitude if magnitude > noise else 1e6 * noise)
-    return found
+    least = 1e-3 * max(float(tensor.abs().max()) for tensor in right.values())
+    return {name: float((tensor - right[name]).abs().max()) / max(float(right[name].abs().max()), least) for name, tensor in mine.items()}
 
 
 def assert_same(results: list[Trained], alone: Trained, *, tolerance: float = TOLERANCE, compare_gradients: bool = True) -> None:
