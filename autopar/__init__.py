@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autopar.api import compare, estimate, explain, pareto, plan, read_plan, size, whatif, write_plan
+    from autopar.training import parallelize
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "compare", "estimate", "explain", "pareto", "plan", "read_plan", "size", "whatif", "write_plan"]
+__all__ = [
+    "__version__", "compare", "estimate", "explain", "parallelize", "pareto", "plan", "read_plan", "size", "whatif", "write_plan",
+]  # fmt: skip
 
 _folder = Path(__file__).parent
 if not (_folder / "costmodel").is_dir() and (_folder.parent / "costmodel").is_dir() and (_folder.parent / "pyproject.toml").is_file():
@@ -30,7 +33,7 @@ del _folder
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'autopar' has no attribute {name!r}")
-    return getattr(import_module("autopar.api"), name)
+    return getattr(import_module("autopar.training" if name == "parallelize" else "autopar.api"), name)
 
 
 def __dir__() -> list[str]:

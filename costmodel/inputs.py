@@ -121,6 +121,8 @@ class FrameworkColumns:
     selective_recomputed: Floats
     plain_tensors_kept: Floats
     gated_tensors_kept: Floats
+    rms_norm_copies_kept: Floats
+    gathered_inputs_kept: Floats
     query_copies_kept: Floats
     logits_bytes: Floats
     vocab_padding_multiple: Floats

@@ -57,12 +57,15 @@ def attention_activations(inputs: Inputs, shard: Shard) -> tuple[Floats, Floats]
 def block_ends(inputs: Inputs, shard: Shard) -> Floats:
     """Bytes at the ends of a block (half a layer): its norm's input, output and statistics, and its dropout's mask.
 
-    The norm's output is kept as the input of linear layers, which FP8 stores in one byte.
+    The norm's output is kept as the input of linear layers, which FP8 stores in one byte; under sequence parallelism as it
+    is gathered, where the framework does not gather it again.
     """
     model, e = inputs.model, inputs.training.activation_bytes
-    norm = model.hidden * (e + linear_input_bytes(inputs)) + STATISTIC_BYTES * model.norm_statistics
+    copies = inputs.framework.rms_norm_copies_kept * (model.norm_statistics == 1)
+    norm = model.hidden * (e * (1 + copies) + linear_input_bytes(inputs)) + STATISTIC_BYTES * model.norm_statistics
     mask = inputs.framework.dropout * model.hidden
-    return np.asarray(shard.norm_tokens * (norm * model.norms_per_layer / 2 + mask))
+    gathered = inputs.framework.gathered_inputs_kept * (shard.tokens - shard.norm_tokens) * model.hidden * linear_input_bytes(inputs)
+    return np.asarray(shard.norm_tokens * (norm * model.norms_per_layer / 2 + mask) + gathered * model.norms_per_layer / 2)
 
 
 def rotary_tables(inputs: Inputs, shard: Shard) -> Floats:

@@ -123,7 +123,7 @@ def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Ca
         strategy=strategy,
         measured_seconds=_measured_seconds(run),
         measured_bytes=run.peak_memory_gb * GB if run.peak_memory_gb else None,
-        memory_is_allocated=profile.id in ("pytorch-eager", "transformers"),
+        memory_is_allocated=profile.id in ("pytorch-eager", "transformers", "autopar"),
         notes=tuple(notes),
     )
 

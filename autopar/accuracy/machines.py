@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from autopar.catalog.cpu import CPU, cpu_cluster
 from autopar.catalog.hardware import cluster, cluster_names, device
 from autopar.costmodel.spec.cluster import ClusterSpec
 from autopar.costmodel.spec.units import GBIT_PER_SECOND
@@ -26,6 +27,8 @@ _NAMED_NETWORKS: tuple[tuple[str, str], ...] = (
 def cluster_of(run: Run, notes: list[str]) -> ClusterSpec:
     """The cluster that the row's columns name, else the one its device usually comes in, resized to its network."""
     count = known(run.num_gpus)
+    if run.device == CPU:
+        return cpu_cluster(count)
     part = device(run.device)
     if run.cluster:
         return cluster(run.cluster, count, device=part)

@@ -19,8 +19,8 @@ EXIT_BAD_INPUT, EXIT_ABSENT, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE =
 
 COMPLETE_VARIABLE = "_AUTOPAR_COMPLETE"
 COMMANDS = (
-    "plan", "estimate", "explain", "compare", "whatif", "size", "export", "import", "profile", "calibrate", "accuracy", "catalog",
-    "schema", "doctor", "completion",
+    "plan", "estimate", "explain", "compare", "whatif", "size", "export", "import", "run", "profile", "calibrate", "accuracy",
+    "catalog", "schema", "doctor", "completion",
 )  # fmt: skip
 
 MODULES = {"import": "import_"}
@@ -116,27 +116,30 @@ def _usage(error: click.ClickException) -> int:
 
 
 def _failure(error: Exception) -> int:
-    from autopar.costmodel.spec.errors import AutoparError, InvalidInputError, UnknownNameError
-
-    debug = bool(os.environ.get("AUTOPAR_DEBUG"))
-    if debug:
+    if os.environ.get("AUTOPAR_DEBUG"):
         import traceback
 
         traceback.print_exception(error)
-    if isinstance(error, InvalidInputError) and not isinstance(error, UnknownNameError):
-        _say("\n".join(map(str, error.faults)))
-        return error.exit_code
-    if isinstance(error, AutoparError) and error.exit_code != EXIT_INTERNAL:
-        _say(str(error))
-        return error.exit_code
-    if isinstance(error, OSError):  # a full disk, a data file that was removed: the machine's fault, not a bug
-        _say(str(error))
+    message, code = describe(error)
+    _say(message)
+    if isinstance(error, OSError):
         _silence_stdout()
-        return EXIT_ABSENT
+    return code
+
+
+def describe(error: Exception) -> tuple[str, int]:
+    """What a person is told of ``error``, and the exit code it means."""
+    from autopar.costmodel.spec.errors import AutoparError, InvalidInputError, UnknownNameError
+
+    if isinstance(error, InvalidInputError) and not isinstance(error, UnknownNameError):
+        return "\n".join(map(str, error.faults)), error.exit_code
+    if isinstance(error, AutoparError) and error.exit_code != EXIT_INTERNAL:
+        return str(error), error.exit_code
+    if isinstance(error, OSError):  # a full disk, a data file that was removed: the machine's fault, not a bug
+        return str(error), EXIT_ABSENT
     detail = str(error).splitlines()
-    hint = "" if debug else "; set AUTOPAR_DEBUG=1 for the traceback"
-    _say(f"internal error, a bug in autopar: {type(error).__name__}{': ' + detail[0] if detail else ''}{hint}")
-    return EXIT_INTERNAL
+    hint = "" if os.environ.get("AUTOPAR_DEBUG") else "; set AUTOPAR_DEBUG=1 for the traceback"
+    return f"internal error, a bug in autopar: {type(error).__name__}{': ' + detail[0] if detail else ''}{hint}", EXIT_INTERNAL
 
 
 def _say(message: str) -> None:

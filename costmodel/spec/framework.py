@@ -101,6 +101,10 @@ class ExecutionProfile:
     """Tensors of the feed-forward's width that a plain MLP keeps: the activation's input and output."""
     gated_tensors_kept: float
     """Tensors of the feed-forward's width that a gated MLP keeps for backward: gate, up, activated gate, product."""
+    rms_norm_copies_kept: float
+    """Activations an RMSNorm keeps beside its input and output: eager ones cast to fp32 and multiply by the weight on its own."""
+    gathered_inputs_kept: float
+    """Share of a sequence-parallel region's gathered input that is kept for backward; 0 gathers it again (Megatron)."""
     query_copies_kept: float
     """Tensors of the queries' size that rotary attention keeps beyond q, k, v and the output."""
     logits_bytes: float

@@ -1,0 +1,1 @@
+"""What the runtime knows of each model family: where its modules are and how they split over a tensor-parallel group."""

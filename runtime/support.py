@@ -1,0 +1,85 @@
+"""What this runtime refuses, found before a process waits for another: all faults of a plan at once."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from autopar.costmodel.spec.errors import Fault
+from autopar.costmodel.spec.schedule import schedule_faults
+from autopar.costmodel.spec.strategy import Strategy, split_text
+from autopar.costmodel.spec.training import Precision
+
+from .mesh import shard_faults
+from .pipeline.stage import split_faults, stray_parameters
+from .precision import precision_faults
+from .structure import ModelStructure
+from .tensor import tensor_parallel_faults
+
+
+def unsupported(strategy: Strategy, structure: ModelStructure | None = None) -> tuple[Fault, ...]:
+    """What of ``strategy`` this runtime cannot run, on whatever model (``structure`` None) or on this one."""
+    faults = [*_axes(strategy), *shard_faults(strategy)]
+    if structure is not None:
+        faults += split_faults(strategy, structure.num_blocks)
+    elif strategy.pipeline_layers and len(strategy.pipeline_layers) != strategy.num_virtual_stages:
+        required = f"one entry for each of the {strategy.num_virtual_stages} virtual stages"
+        faults.append(Fault(field="pipeline_layers", given=split_text(strategy.pipeline_layers), required=required))
+    return tuple(faults)
+
+
+def training_faults(
+    model: nn.Module, structure: ModelStructure, strategy: Strategy, *, global_batch_size: int, precision: Precision
+) -> tuple[Fault, ...]:
+    """All that keeps ``model`` from being trained under ``strategy`` with this batch and precision."""
+    faults = [*unsupported(strategy, structure), *precision_faults(precision), *batch_faults(strategy, global_batch_size)]
+    tensor, pipeline = strategy.tensor_parallel_size, strategy.pipeline_parallel_size
+    faults += tensor_parallel_faults(model, structure, tensor, sequence_parallel=strategy.sequence_parallel)
+    if pipeline > 1 or strategy.virtual_pipeline_stages > 1:
+        faults += [*stray_parameters(model, structure), *_router_faults(model), *_order_faults(model, structure)]
+    return tuple(faults)
+
+
+def batch_faults(strategy: Strategy, global_batch_size: int) -> list[Fault]:
+    """Whether the batch divides into micro-batches, in a number that the schedule exists for."""
+    share = strategy.data_parallel_size * strategy.micro_batch_size
+    if global_batch_size < 1 or global_batch_size % share:
+        below, above = global_batch_size // share * share, (max(global_batch_size, 0) // share + 1) * share
+        nearest = ", ".join(str(size) for size in (below, above) if size > 0)
+        required = f"a multiple of data_parallel_size x micro_batch_size = {share}"
+        return [Fault(field="global_batch_size", given=str(global_batch_size), required=required, fix=f"nearest valid: {nearest}")]
+    return schedule_faults(
+        strategy.pipeline_schedule,
+        strategy.pipeline_parallel_size,
+        strategy.virtual_pipeline_stages,
+        strategy.num_microbatches(global_batch_size),
+    )
+
+
+def _axes(strategy: Strategy) -> list[Fault]:
+    faults = []
+    for field in ("context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size"):
+        given = getattr(strategy, field)
+        if given > 1:
+            axis = field.removesuffix("_size").replace("_", " ")
+            faults.append(Fault(field=field, given=str(given), required=f"this runtime has no {axis}", fix=f"use {field}=1"))
+    if strategy.sequence_parallel and strategy.tensor_parallel_size == 1:
+        required = "sequence parallelism runs on the tensor-parallel group"
+        faults.append(Fault(field="sequence_parallel", given="True", required=required, fix="use False, or tensor_parallel_size=2"))
+    return faults
+
+
+def _router_faults(model: nn.Module) -> list[Fault]:
+    """A loss over the routers of all layers needs all layers on one rank."""
+    if not getattr(getattr(model, "config", None), "output_router_logits", False):
+        return []
+    required = "the routers' balancing loss needs every layer on one rank; a pipeline spreads them"
+    fix = "set config.output_router_logits=False, or pipeline_parallel_size=1"
+    return [Fault(field="output_router_logits", given="True", required=required, fix=fix)]
+
+
+def _order_faults(model: nn.Module, structure: ModelStructure) -> list[Fault]:
+    """Stages hold what runs before and after the blocks, which must be known to do so."""
+    if structure.layout.order_is_known:
+        return []
+    required = f"a run of {type(model).__name__} on the meta device does not show which modules run before and after {structure.blocks}"
+    return [Fault(field="pipeline_parallel_size", given="", required=required, fix="use pipeline_parallel_size=1")]

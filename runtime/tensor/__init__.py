@@ -1,0 +1,18 @@
+"""Tensor and sequence parallelism: a model's modules split over a group, with DTensor parameters and local arithmetic."""
+
+from .faults import tensor_parallel_faults
+from .fused import FusedLayout, fused_layouts
+from .local import partial_gradient_parameters
+from .parallelize import tensor_parallelize
+from .region import Extent, Region, current_region
+
+__all__ = [
+    "Extent",
+    "FusedLayout",
+    "Region",
+    "current_region",
+    "fused_layouts",
+    "partial_gradient_parameters",
+    "tensor_parallel_faults",
+    "tensor_parallelize",
+]
