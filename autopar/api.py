@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
     from autopar.frontier import ParetoFront
-    from autopar.search import Constraints, Ranked, SearchResult
+    from autopar.search import Constraints, Progress, Ranked, SearchResult, Stages, Watch
     from autopar.sizing import Missed, Sizing, Task
     from autopar.whatif import WhatIf
 
@@ -89,6 +89,9 @@ def plan(
     minimum: Mapping[str, int] | Iterable[str] = (),
     forbid: Iterable[str] = (),
     objective: str = "step-time",
+    stages: str = "even",
+    time_limit: str | float | None = None,
+    progress: Callable[[Progress], None] | None = None,
     **inputs: Unpack[Question],
 ) -> Plan:
     """The fastest strategy that fits (or the best by another objective), with the runners-up.
@@ -101,6 +104,10 @@ def plan(
         minimum: sizes to reach, in the same forms.
         forbid: techniques to leave out, ``["cp"]``.
         objective: ``step-time``, ``cost``, ``energy`` or ``memory``. On one number of GPUs the first three choose alike.
+        stages: ``even``; ``uneven`` also places layers stage by stage, and the plan says what could be left to gain; ``exact``
+            lets OR-Tools prove it where it can.
+        time_limit: seconds, or ``"30s"``: the best of what was seen by then.
+        progress: told how far the search is, some ten times a second.
         inputs: the cluster, the batch and the precision, prices and failures, see :class:`Inputs` and :class:`Question`.
 
     Raises:
@@ -111,13 +118,22 @@ def plan(
 
     >>> autopar.plan("gpt-175b", gpus=256).strategy.describe()
     """
-    asked = _posed(model, (fix, maximum, minimum, forbid), objective, inputs)
+    faults: list[Fault] = []
+    effort = gather(faults, lambda: _effort(stages, time_limit, progress))
+    asked = gather(faults, lambda: _posed(model, (fix, maximum, minimum, forbid), objective, inputs))
+    raise_if(faults)
+    assert effort is not None, "gather keeps a fault where it returns nothing"
+    assert asked is not None, "gather keeps a fault where it returns nothing"
     if asked.aims.objective is Objective.COST:
         asked.aims.needs_price(asked.problem.cluster)
-    result = _searched(asked, top=max(top, 1))
+    result = _searched(asked, top=max(top, 1), effort=effort)
     if result.best is None:
         if was_interrupted(result.summary):
             raise KeyboardInterrupt("before a strategy that fits was found")
+        if effort.watch.stopped is not None:
+            raise NoPlanError(
+                f"the time limit of {effort.watch.time_limit_seconds:g} s ended the search before a strategy that fits was found"
+            )
         raise _nothing_fits(asked.problem, asked.constraints, result, asked.texts)
     return _planned(asked, result.best, result, top=max(top, 1))
 
@@ -353,14 +369,36 @@ def _split(given: Question, function: str) -> tuple[Inputs, Failures]:
     return inputs, failures
 
 
-def _searched(asked: _Asked, *, top: int) -> SearchResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Effort:
+    """How far a search goes, and for how long."""
+
+    stages: Stages
+    watch: Watch
+
+
+def _effort(stages: str, time_limit: str | float | None, progress: Callable[[Progress], None] | None) -> _Effort:
+    from autopar.io.quantities import parse_duration
+    from autopar.search import Stages, Watch
+
+    faults: list[Fault] = []
+    if stages not in list(Stages):
+        faults.append(Fault(field="stages", given=repr(stages), required=f"one of {', '.join(Stages)}"))
+    seconds = None if time_limit is None else gather(faults, lambda: parse_duration(time_limit, field="time_limit", bare=True))
+    raise_if(faults)
+    return _Effort(stages=Stages(stages), watch=Watch(time_limit_seconds=seconds, report=progress))
+
+
+def _searched(asked: _Asked, *, top: int, effort: _Effort | None = None) -> SearchResult:
     if asked.aims.objective is Objective.MEMORY:
         from autopar.search.pareto import least_memory
 
         return least_memory(asked.problem, asked.constraints, top=top)
     from autopar.search import search
 
-    return search(asked.problem, asked.constraints, top=top)
+    if effort is None:
+        return search(asked.problem, asked.constraints, top=top)
+    return search(asked.problem, asked.constraints, top=top, stages=effort.stages, watch=effort.watch)
 
 
 def _planned(asked: _Asked, chosen: Strategy, result: SearchResult, *, top: int) -> Plan:

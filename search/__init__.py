@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from . import feasibility
 from .constraints import Constraints
+from .progress import Progress, Watch
 from .result import Ranked, SearchResult
 from .solve import Stages, search, smallest_cluster
 from .space import enumerate_space
 
-__all__ = ["Constraints", "Ranked", "SearchResult", "Stages", "enumerate_space", "feasibility", "search", "smallest_cluster"]
+__all__ = [
+    "Constraints", "Progress", "Ranked", "SearchResult", "Stages", "Watch", "enumerate_space", "feasibility", "search", "smallest_cluster",
+]  # fmt: skip

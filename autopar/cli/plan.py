@@ -65,6 +65,14 @@ class SeveralValues(click.Command):
     show_default=True,
     help="What the best strategy is best in.",
 )
+@click.option(
+    "--stages",
+    type=click.Choice(("even", "uneven", "exact")),
+    default="even",
+    show_default=True,
+    help="Place layers stage by stage too, with a bound on what is left; exact: proven by OR-Tools.",
+)
+@click.option("--time-limit", metavar="TIME", help="Stop after this long with the best so far, e.g. 10s.")
 @aims_options()
 @click.option("--pareto", metavar="AXIS,...", help="Print the Pareto front of these axes instead, e.g. time,memory.")
 @click.option("--plot", metavar="FILE", help="Draw the Pareto front here: .svg, .png or .pdf.")
@@ -77,6 +85,7 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
     from autopar.api import plan, problem_of, was_interrupted, write_plan
 
     from .output import answering, note, print_json, print_report
+    from .searching import searching
 
     check_targets({**options, "output": output})
     if options["pareto"] is not None:
@@ -84,11 +93,14 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
         return
     if options["plot"] is not None:
         raise click.UsageError("--plot draws a Pareto front: give --pareto too, e.g. --pareto time,memory", ctx)
-    with answering(as_json):
+    with answering(as_json), searching() as progress:
         found = plan(
             options["model"],
             top=options["top"],
             objective=options["objective"],
+            stages=options["stages"],
+            time_limit=options["time_limit"],
+            progress=progress,
             **given_constraints(options),
             **given_aims(options),
             **given_inputs(options),
