@@ -27,7 +27,9 @@ def partition_bound_seconds(inputs: Inputs, strategies: StrategyColumns) -> Floa
         shape = group.shape
         asked = (shape.schedule, shape.pipeline_parallel_size, group.num_microbatches, stages.sum(axis=1), share)
         tail = least_tail_seconds(group.inputs, group.held, shape.on_ranks(stages))
-        bound[group.rows] = _step(group.inputs, balanced_bound(*asked), tail, balanced_bound(*asked, idle=1))
+        times = group.times
+        ends = times.end_forward[:, 0] + times.end_backward[:, 0] + times.transfers[:, 0]
+        bound[group.rows] = _step(group.inputs, balanced_bound(*asked), tail, balanced_bound(*asked, idle=1) - ends)
     return bound
 
 
@@ -46,14 +48,19 @@ def placed_bound_seconds(inputs: Inputs, budget: StageBudget, slowest: Floats) -
     elif budget.schedule is PipelineSchedule.ONE_F_ONE_B:
         floor = np.maximum(floor, work + (count - 1 - (p - 1) * budget.forward_share) * slowest)
     pipeline, without_first = (np.maximum(balanced_bound(*asked, idle=idle), floor) for idle in (0, 1))
-    return _step(inputs, pipeline, budget.tail_seconds, without_first)
+    # with the others as slow as the busiest, the first rank may have as little as what they leave of W
+    share = np.clip((work - (p - 1) * slowest) * p / work, 0, 1)
+    embedding = budget.seconds.base[:, 0]
+    tail = np.maximum(share * budget.tail_seconds - (1 - share) * embedding, 0)
+    return _step(inputs, pipeline, tail, without_first - embedding)
 
 
 def _step(inputs: Inputs, pipeline: Floats, tail: Floats, without_first: Floats) -> Floats:
     """A step of at least ``pipeline`` seconds and the first rank's tail, or one whose first rank is given less to do.
 
-    The tail is that of a rank with its share of the layers. Where it has fewer, its tail shrinks in proportion while the others' work
-    grows in proportion: the sum is linear in its layers, hence least at one of the ends, and with none the others do all the work.
+    The tail is that of a rank with its share of the layers. Where it has fewer, its transfers and what they hide behind shrink in
+    proportion, but for the embedding's passes, while the others' work grows in proportion: a line in its layers bounds the sum,
+    hence its ends do. With none the others do all the work, and the line is below ``without_first`` by the embedding's seconds.
     """
     busy = np.minimum(pipeline + tail, without_first)
     return np.asarray(busy + overhead_seconds(inputs, busy))
