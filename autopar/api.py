@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
     from autopar.frontier import ParetoFront
+    from autopar.perturbation import WhatIf
     from autopar.search import Constraints, Ranked, SearchResult
     from autopar.sizing import Missed, Sizing, Task
-    from autopar.whatif import WhatIf
 
 __all__ = ["build_problem", "estimate", "explain", "faults", "pareto", "plan", "problem_of", "read_plan", "size", "whatif", "write_plan"]
 
@@ -245,7 +245,7 @@ def _size_question(
         own: list[Fault] = []
         found = gather(own, lambda cluster=cluster: build_problem(model, **{**inputs, **cluster}))  # type: ignore[misc]
         if found is None and len(clusters) > 1 and not faults:
-            name = str(cluster.get("cluster"))
+            name = str(cluster.get("cluster") or cluster.get("gpu"))
             unusable.append(Missed(cluster=name, device=name, reasons=tuple(map(str, own)), fastest=None))
         faults += own if found is None and len(clusters) == 1 else []
         if found is not None:
@@ -282,14 +282,17 @@ def _clusters_asked(inputs: Inputs, aims: Aims | None) -> list[Inputs]:
         return [{}]
     if named is not None:
         return [{"gpus": hardware.cluster(named, 1).gpus_per_node}]
-    if inputs.get("gpu") is not None:
-        names = [hardware.device(str(inputs["gpu"])).default_cluster]
-    else:
-        priced = [name for name in (aims.prices if aims else ()) if name]
-        names = [name if name in hardware.cluster_names() else hardware.device(name).default_cluster for name in priced]
-        names = list(dict.fromkeys(names)) or [hardware.device(DEFAULT_DEVICE).default_cluster]
-    own = [hardware.cluster(name, 1).gpus_per_node for name in names]
-    return [{"cluster": name, "gpu": None, "gpus": node} for name, node in zip(names, own, strict=True)]
+    given = inputs.get("gpu")
+    priced = [name for name in (aims.prices if aims else ()) if name]
+    names = [str(given)] if given is not None else priced or [DEFAULT_DEVICE]
+    asked: list[Inputs] = []
+    for name in names:
+        if name in hardware.cluster_names():
+            asked.append({"cluster": name, "gpus": hardware.cluster(name, 1).gpus_per_node})
+        else:
+            home = hardware.device(name).default_cluster
+            asked.append({"gpu": name, "gpus": hardware.cluster(home, 1).gpus_per_node})
+    return asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,14 +464,14 @@ def whatif(
     Args:
         model: as for :func:`estimate`. Of a :class:`Plan` the constraints are kept; a model without a strategy is planned first.
         strategy: as for :func:`estimate`.
-        changes: ``nodes=+1``, ``gpus=512``, ``batch=x2``, ``sequence=8192``, ``network=x0.5``; see :func:`autopar.whatif.changes_of`.
+        changes: ``nodes=+1``, ``gpus=512``, ``batch=x2``, ``sequence=8192``, ``network=x0.5``; see :func:`autopar.perturbation.changes_of`.
         inputs: the cluster, the batch and the precision, see :class:`Inputs`.
 
     Raises:
         InvalidInputError: the question or a change cannot mean anything; all faults at once.
         NoPlanError: nothing fits to begin with, or the strategy does not run.
     """
-    from autopar.whatif import changes_of, what_if
+    from autopar.perturbation import changes_of, what_if
 
     if strategy is None and not isinstance(model, Plan | Problem):
         model = plan(model, top=1, **inputs)
@@ -582,15 +585,18 @@ def _texts(values: Mapping[str, object] | Iterable[str]) -> list[str]:
 
 def _nothing_fits(problem: Problem, constraints: Constraints, result: SearchResult, texts: tuple[str, ...]) -> NoPlanError:
     from autopar.no_plan import NearMiss, NoPlan, SmallestCluster
+    from autopar.reopen import reopenings
     from autopar.report.no_plan import no_plan_text
     from autopar.search import smallest_cluster
 
     smallest = smallest_cluster(problem, constraints, resize=lambda gpus: resized(problem, gpus))
-    message = no_plan_text(problem, result, texts, smallest)
+    reopened = reopenings(problem, constraints) if texts or not result.summary.evaluated else ()
+    message = "\n".join([no_plan_text(problem, result, texts, smallest), *(f"there is a plan {each}" for each in reopened)])
     answer = NoPlan(
         reasons=tuple(message.splitlines()),
         faults=result.refused_by,
         nearest=tuple(NearMiss(strategy=miss.strategy, peak_memory_bytes=miss.peak_memory_bytes) for miss in result.nearest_misses),
+        reopened_by=reopened,
         smallest_cluster=smallest and SmallestCluster(num_gpus=smallest[0].cluster.num_gpus, strategy=smallest[1].strategy),
     )
     return NoPlanError(message, answer)

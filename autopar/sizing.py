@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SIZE_SCHEMA_VERSION = "1.0"
 MAX_GPUS = 131_072
 LARGER_BATCHES = (2, 4, 8, 16)
+ROUNDED_UP = 1.005
+"""A deadline told to three digits is then not below what it stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +237,7 @@ def _missed(problem: Problem, task: Task, fastest: Run | None, start: int) -> Mi
         failing = "" if task.aims.reliability is None else ", or failures leave no progress there"
         reasons.append(f"no plan fits on {start:,} to {task.max_gpus:,} GPUs{failing}; `autopar plan` says what refuses them")
     else:
-        reasons += [*_bounds(problem, task, fastest), f"least change: a deadline of {format_duration(math.ceil(fastest.wall_seconds))}"]
+        reasons += [*_bounds(problem, task, fastest), f"least change: a deadline of {format_duration(fastest.wall_seconds * ROUNDED_UP)}"]
         larger = _larger_batch(problem, task, fastest)
         reasons += [larger] if larger else []
     return Missed(cluster=cluster.id, device=cluster.device.id, reasons=tuple(reasons), fastest=fastest)

@@ -47,7 +47,7 @@ def command(ctx: click.Context, /, plan_file: str | None, changes: tuple[str, ..
     With PLAN, the strategy and the inputs of a plan file; with --model alone, the plan that `autopar plan` makes.
     """
     from autopar.api import whatif
-    from autopar.whatif import DEFAULT_CHANGES
+    from autopar.perturbation import DEFAULT_CHANGES
 
     from .output import answering, print_json, print_report
 
