@@ -211,15 +211,23 @@ def test_money_is_compared_over_numbers_of_gpus() -> None:
 
 def test_the_report_has_a_table_and_a_plot(autopar, tmp_path: Path) -> None:
     file = tmp_path / "front.svg"
-    outcome = autopar("plan", *SMALL, "--pareto", "time,gpus,memory,cost", "--price", "2.5 USD", "--plot", file)
+    flags = ("plan", *SMALL, "--pareto", "time,gpus,cost", "--price", "2.5 USD", "--plot", file)
+    outcome = autopar(*flags)
     assert (outcome.code, outcome.err) == (0, f"wrote {file}\n")
-    for expected in ("Pareto front of time, gpus, memory, cost", "GPUs (up) over step time", "cost/Mtok", "numbers of GPUs: 1, 2, 4, 8"):
+    for expected in ("Pareto front of time, gpus, cost", "GPUs (up) over step time", "cost/Mtok", "numbers of GPUs: 1, 2, 4, 8"):
         assert expected in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 100
     drawn = file.read_text(encoding="utf-8")
     assert drawn.startswith("<?xml")
-    autopar("plan", *SMALL, "--pareto", "time,gpus,memory,cost", "--price", "2.5 USD", "--plot", file)
+    autopar(*flags)
     assert file.read_text(encoding="utf-8") == drawn
+
+
+def test_a_long_front_shows_its_ends_and_some_between(autopar) -> None:
+    lines = autopar("plan", *SMALL, "--pareto", "time,memory").out.splitlines()
+    points = len(autopar("plan", *SMALL, "--pareto", "time,memory", "--json").document["points"])
+    assert points > 24
+    assert any(f"of the {points} points; --json has them all" in line for line in lines)
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(autopar, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
