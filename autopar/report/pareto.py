@@ -43,7 +43,8 @@ def front_table(front: ParetoFront) -> RenderableType:
     """A row a point, fastest first; a long front shows points spread over it evenly, and the least of each axis."""
     title = f"Pareto front of {', '.join(front.axes)}"
     shown = shown_points(front)
-    columns = ["strategy", *(["GPUs"] if _varies(front) else []), "step", "memory"]
+    kept = any(point.expected_step_seconds > point.step_time_seconds for point in front.points)
+    columns = ["strategy", *(["GPUs"] if _varies(front) else []), "kept step" if kept else "step", "memory"]
     columns += ["cost/Mtok"] * (Axis.COST in front.axes) + ["kWh/step"] * (Axis.ENERGY in front.axes)
     table = wrapped_table(title, *columns)
     least = {axis: min(point.value(axis) for point in front.points) for axis in front.axes}
