@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from autopar.costmodel.spec.errors import Fault, raise_if
-from autopar.request import build_problem, gather
+from autopar.request import build_problem, gather, resolve_cluster
 
 if TYPE_CHECKING:
     from autopar.aims import Aims, Failures, Prices
@@ -70,13 +70,17 @@ def posed(model: str | Path | ModelSpec, bounds: Bounds, objective: str, given: 
     faults: list[Fault] = []
     question = gather(faults, lambda: build_problem(model, **inputs))
     limits = gather(faults, lambda: read_constraints(*bounds))
-    aims = gather(faults, lambda: read_aims(objective, given.get("price"), failures))
+    aims = gather(faults, lambda: read_aims(objective, given.get("price"), failures, own=_names(question and question[0].cluster)))
     raise_if(faults)
     assert question is not None, "gather keeps a fault where it returns nothing"
     assert limits is not None, "gather keeps a fault where it returns nothing"
     assert aims is not None, "gather keeps a fault where it returns nothing"
     (problem, assumptions), (constraints, texts) = question, limits
     return Asked(problem=problem, assumptions=(*assumptions, *aims.assumptions), constraints=constraints, texts=texts, aims=aims)
+
+
+def _names(cluster: ClusterSpec | None) -> tuple[str, ...]:
+    return () if cluster is None else (cluster.id, cluster.device.id)
 
 
 def split(given: Question, function: str) -> tuple[Inputs, Failures]:
@@ -118,7 +122,8 @@ def size_question(
     count = gather(faults, lambda: parse_tokens(tokens))
     seconds = gather(faults, lambda: parse_duration(deadline, field="--deadline"))
     limits = gather(faults, lambda: read_constraints(*bounds))
-    aims = gather(faults, lambda: read_aims("step-time", given.get("price"), failures))
+    named = gather([], lambda: resolve_cluster(inputs.get("cluster"), None, None, []))
+    aims = gather(faults, lambda: read_aims("step-time", given.get("price"), failures, own=_names(named)))
     if inputs.get("gpus") is not None:
         faults.append(Fault(field="gpus", given=str(inputs["gpus"]), required="is what is asked for", fix="max_gpus bounds it"))
     if max_gpus is not None and not 1 <= max_gpus <= MAX_GPUS:

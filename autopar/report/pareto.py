@@ -14,6 +14,7 @@ from autopar.costmodel.spec.units import GIB, format_bytes, format_seconds
 from autopar.frontier import Axis
 from autopar.io.quantities import format_money
 
+from .goodput import KWH
 from .tables import wrapped_table
 from .text import lines
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 24
 PLOT_COLUMNS, PLOT_ROWS = 64, 16
-KWH = 3.6e6
 FORMATS = (".svg", ".png", ".pdf")
 
 
