@@ -140,7 +140,7 @@ def drawing(front: ParetoFront, suffix: str) -> bytes:
     for panel, axis in zip(panels, others, strict=True):
         _draw(panel, front, front.axes[0], axis)
     many = "" if _varies(front) else f" on {front.looked_at[-1]:,} GPUs"
-    picture.suptitle(f"{front.model}, {front.device}{many}: Pareto front of {', '.join(front.axes)}")
+    picture.suptitle(f"{front.model}, {front.device}{many}\nPareto front of {', '.join(front.axes)}", fontsize="medium")
     out = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "autopar"}):
         stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
