@@ -49,6 +49,8 @@ class SearchSummary:
     """``proven over the enumerated space``, or how far the search got."""
     interrupted: bool = False
     """Cut short: the best is the best of what was seen."""
+    bound_seconds: float | None = None
+    """No strategy of the space, stages placed evenly or not, has a shorter step; where that was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
