@@ -34,7 +34,7 @@ def can_divide(problem: Problem, num_gpus: int) -> bool:
     """Whether ``num_gpus`` is a product of sizes that the rules of division accept at all; most other numbers hold no strategy.
 
     Tensor sizes divide the heads, context sizes the sequence, data-parallel sizes the batch, and stages are as many as there are layers
-    and ends. A number divides heads x sequence x batch x stages just where what it does not share with the first three is no more than those.
+    and ends. A number divides heads x sequence x batch x stages just where what it does not share with the first three is no more.
     """
     model, training = problem.model, problem.training
     shared = math.gcd(num_gpus, model.num_attention_heads * training.sequence_length * training.global_batch_size)
