@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from autopar.costmodel.spec.errors import Fault, raise_if
-from autopar.request import build_problem, gather, resolve_cluster
+from autopar.request import DEFAULT_DEVICE, build_problem, gather, is_file, resolve_cluster
 
 if TYPE_CHECKING:
     from autopar.aims import Aims, Failures, Prices
@@ -128,23 +128,8 @@ def size_question(
         faults.append(Fault(field="gpus", given=str(inputs["gpus"]), required="is what is asked for", fix="max_gpus bounds it"))
     if max_gpus is not None and not 1 <= max_gpus <= MAX_GPUS:
         faults.append(Fault(field="max_gpus", given=str(max_gpus), required=f"a whole number from 1 to {MAX_GPUS:,}"))
-    clusters = _clusters_asked(inputs, aims)
-    problems, unusable, notes = [], [], []
-    for cluster in clusters:
-        own: list[Fault] = []
-        found = gather(own, lambda cluster=cluster: build_problem(model, **{**inputs, **cluster}))  # type: ignore[misc]
-        if found is None and len(clusters) > 1 and not faults:
-            name = str(cluster.get("cluster") or cluster.get("gpu"))
-            unusable.append(Missed(cluster=name, device=name, reasons=tuple(map(str, own)), fastest=None))
-        faults += own if found is None and len(clusters) == 1 else []
-        if found is not None:
-            notes += [note for note in found[1] if not note.startswith(("GPUs:", "nodes:"))]
-            has_size = "gpus" not in cluster
-            problems.append((found[0], max_gpus or (found[0].cluster.num_gpus if has_size else MAX_GPUS)))
-            if aims is not None and aims.prices:
-                gather(faults, lambda found=found: aims.needs_price(found[0].cluster))  # type: ignore[misc]
-    if not problems and not faults:
-        faults += [Fault(field=each.cluster, given="", required="; ".join(each.reasons)) for each in unusable]
+    clusters = gather(faults, lambda: _clusters_asked(inputs, aims)) or []
+    put = _put(model, inputs, clusters, aims, faults)
     raise_if(faults)
     assert count is not None, "gather keeps a fault where it returns nothing"
     assert seconds is not None, "gather keeps a fault where it returns nothing"
@@ -152,30 +137,59 @@ def size_question(
     assert aims is not None, "gather keeps a fault where it returns nothing"
     task = Task(tokens=count, deadline_seconds=seconds, max_gpus=MAX_GPUS, constraints=limits[0], aims=aims)
     return SizeQuestion(
-        model=problems[0][0].model.name,
+        model=put.problems[0][0].model.name,
         task=task,
-        problems=tuple(problems),
-        unusable=tuple(unusable),
+        problems=tuple((problem, max_gpus or limit) for problem, limit in put.problems),
+        unusable=tuple(Missed(cluster=name, device=name, reasons=reasons, fastest=None) for name, reasons in put.refused),
         texts=limits[1],
-        assumptions=tuple(dict.fromkeys((*notes, *aims.assumptions))),
+        assumptions=tuple(dict.fromkeys((*put.notes, *aims.assumptions))),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Put:
+    """The question put to each cluster: the problem with the most GPUs to look at, or the reasons why it cannot be."""
+
+    problems: list[tuple[Problem, int]]
+    refused: list[tuple[str, tuple[str, ...]]]
+    notes: list[str]
+
+
+def _put(model: str | Path | ModelSpec, inputs: Inputs, clusters: list[Inputs], aims: Aims | None, faults: list[Fault]) -> _Put:
+    """Adds to ``faults`` what no cluster can be asked, and prices that are missing."""
+    from autopar.sizing import MAX_GPUS
+
+    put, wrong = _Put(problems=[], refused=[], notes=[]), []
+    for cluster in clusters:
+        own: list[Fault] = []
+        found = gather(own, lambda cluster=cluster: build_problem(model, **{**inputs, **cluster}))  # type: ignore[misc]
+        if found is None:
+            put.refused.append((str(cluster.get("cluster") or cluster.get("gpu") or ""), tuple(map(str, own))))
+            wrong += own
+            continue
+        problem, notes = found
+        put.problems.append((problem, MAX_GPUS if "gpus" in cluster else problem.cluster.num_gpus))
+        put.notes.extend(note for note in notes if not note.startswith(("GPUs:", "nodes:")))
+        if aims is not None and aims.prices:
+            gather(faults, lambda problem=problem: aims.needs_price(problem.cluster))  # type: ignore[misc]
+    if not put.problems:
+        faults += dict.fromkeys(wrong)
+    return put
 
 
 def _clusters_asked(inputs: Inputs, aims: Aims | None) -> list[Inputs]:
     """The clusters to look at, each as one node of it; a cluster that says its own size keeps it."""
     from autopar.catalog import hardware
-    from autopar.request import DEFAULT_DEVICE
 
-    named = inputs.get("cluster")
-    if named is not None and (not isinstance(named, str) or named not in hardware.cluster_names()):
-        return [{}]
+    named, given = inputs.get("cluster"), inputs.get("gpu")
+    if named is not None and given is not None:
+        return [{"gpus": 1}]  # refused where the problem is built
     if named is not None:
-        return [{"gpus": hardware.cluster(named, 1).gpus_per_node}]
-    given = inputs.get("gpu")
+        is_catalogs = isinstance(named, str) and not is_file(named, hardware.cluster_names())
+        return [{"gpus": hardware.cluster(str(named), 1).gpus_per_node}] if is_catalogs else [{}]
     priced = [name for name in (aims.prices if aims else ()) if name]
-    names = [str(given)] if given is not None else priced or [DEFAULT_DEVICE]
     asked: list[Inputs] = []
-    for name in names:
+    for name in [str(given)] if given is not None else priced or [DEFAULT_DEVICE]:
         if name in hardware.cluster_names():
             asked.append({"cluster": name, "gpus": hardware.cluster(name, 1).gpus_per_node})
         else:

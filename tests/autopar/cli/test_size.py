@@ -187,24 +187,25 @@ def test_a_cluster_that_cannot_run_the_question_is_named_beside_those_that_can()
         package.size("gpt-175b", tokens="1B", deadline="3d", max_gpus=8)
 
 
+RUN = ("--tokens", "1B", "--deadline", "3d")
+
+
 @pytest.mark.parametrize(
     ("flags", "messages"),
     [
         (("--tokens", "15TB", "--deadline", "30"), ["did you mean 15T?", "did you mean 30d?"]),
         (("--tokens", "1B", "--deadline", "-3d", "--price", "0"), ["--deadline", "--price"]),
         (("--tokens", "0", "--deadline", "0d"), ["a number of tokens above zero", "a time above zero"]),
-        (("--tokens", "1B", "--deadline", "3d", "--gpus", 8), ["No such option '--gpus'", "--max-gpus"]),
-        (("--tokens", "1B", "--deadline", "3d", "--max-gpus", 0), ["--max-gpus"]),
-        (("--tokens", "1B", "--deadline", "3d", "--max-gpus", 10**6), ["1000000", "131,072"]),
-        (("--tokens", "1B", "--deadline", "3d", "--price", "h100=2", "--gpu", "a100"), ["needs the price of a GPU-hour of a100"]),
-        (
-            (
-                "--tokens",
-                "1B",
-            ),
-            ["--deadline"],
-        ),
-        (("--tokens", "1B", "--deadline", "3d", "--fix", "tpp=3"), ["tpp"]),
+        (("--tokens", "1B"), ["--deadline"]),
+        ((*RUN, "--gpus", 8), ["No such option '--gpus'", "--max-gpus"]),
+        ((*RUN, "--max-gpus", 0), ["--max-gpus"]),
+        ((*RUN, "--max-gpus", 10**6), ["1000000", "131,072"]),
+        ((*RUN, "--price", "h100=2", "--gpu", "a100"), ["needs the price of a GPU-hour of a100"]),
+        ((*RUN, "--fix", "tpp=3"), ["tpp"]),
+        ((*RUN, "--gpu", "h1000", "--price", "0"), ["did you mean h100", "above zero"]),
+        ((*RUN, "--gpu", "h100", "--cluster", "dgx-h100"), ["not both"]),
+        ((*RUN, "--cluster", "nope"), ["not a known cluster"]),
+        ((*RUN, "--price", "a100=1", "h100=2", "--precision", "bf17"), ["did you mean bf16"]),
     ],
 )
 def test_bad_questions(autopar, flags: tuple[object, ...], messages: list[str]) -> None:
@@ -212,6 +213,20 @@ def test_bad_questions(autopar, flags: tuple[object, ...], messages: list[str]) 
     assert (outcome.code, outcome.out) == (2, "")
     for message in messages:
         assert message in outcome.err
+
+
+@pytest.mark.parametrize("name", ["p5.48xlarge", "aws-p5"])
+def test_a_node_type_by_any_of_its_names(name: str) -> None:
+    (found,) = package.size("gpt-1.2b", tokens="1B", deadline="3d", cluster=name, max_gpus=16).clusters
+    assert (found.cluster, found.fewest.cluster) == ("aws-p5", "aws-p5")
+
+
+def test_a_cluster_that_says_its_size_is_the_limit() -> None:
+    cluster = build_problem("gpt-1.2b", gpus=16)[0].cluster
+    found = package.size("gpt-1.2b", tokens="1B", deadline="3d", cluster=cluster).clusters[0]
+    assert found.cheapest.num_gpus <= 16
+    with pytest.raises(NoPlanError, match="more than the 16"):
+        package.size("gpt-1.2b", tokens="10T", deadline="3d", cluster=cluster)
 
 
 def test_columns_of_one_strategy_are_enough_for_the_floor() -> None:
