@@ -57,8 +57,10 @@ class Aims:
             raise InvalidInputError(Fault(field="--price", given=given, required=required, fix=f"--price {cluster.device.id}=2.5"))
 
 
-def read_aims(objective: str = "step-time", price: Prices | None = None, failures: Failures | None = None) -> Aims:
-    """Aims from what was asked.
+def read_aims(
+    objective: str = "step-time", price: Prices | None = None, failures: Failures | None = None, *, own: Iterable[str] = ()
+) -> Aims:
+    """Aims from what was asked; ``own`` are names of the user's cluster and device, which may have prices beside the catalog's.
 
     Raises:
         InvalidInputError: with all faults at once: an objective that is none, a price or a time that cannot be read or is not above
@@ -66,7 +68,7 @@ def read_aims(objective: str = "step-time", price: Prices | None = None, failure
     """
     faults: list[Fault] = []
     chosen = gather(faults, lambda: _objective(objective))
-    prices = gather(faults, lambda: _prices(price))
+    prices = gather(faults, lambda: _prices(price, frozenset(own)))
     notes: list[str] = []
     reliability = gather(faults, lambda: read_reliability(failures or {}, notes))
     raise_if(faults)
@@ -124,14 +126,14 @@ def _objective(name: str) -> Objective:
         raise UnknownNameError("objective", str(name), list(Objective)) from None
 
 
-def _prices(price: Prices | None) -> dict[str, Price]:
+def _prices(price: Prices | None, own: frozenset[str]) -> dict[str, Price]:
     """By catalog id; the bare price, for all, stays under the empty name."""
     if price is None:
         return {}
     faults: list[Fault] = []
     prices: dict[str, Price] = {}
     for name, each in parse_prices(price).items():
-        known = gather(faults, lambda name=name: _catalog_id(name) if name else "")  # type: ignore[misc]
+        known = gather(faults, lambda name=name: name if not name or name in own else _catalog_id(name))  # type: ignore[misc]
         if known is not None:
             prices[known] = each
     raise_if(faults)

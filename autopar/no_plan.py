@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.strategy import Strategy
 
-NO_PLAN_SCHEMA_VERSION = "1.0"
+NO_PLAN_SCHEMA_VERSION = "1.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,5 +41,7 @@ class NoPlan:
     smallest_cluster: SmallestCluster | None = None
     strategy: Strategy | None = None
     """The refused one; None where a search found none."""
+    reopened_by: tuple[str, ...] = ()
+    """Changes of the constraints or the batch after which there is a plan, each with that plan."""
     fits: bool = False
     schema_version: str = NO_PLAN_SCHEMA_VERSION

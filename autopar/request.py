@@ -222,7 +222,7 @@ def resolve_model(model: str | Path | ModelSpec) -> ModelSpec:
         return model
     from autopar.catalog.models import model_names
 
-    if looks_like_path(model) or (str(model) not in model_names() and _is_there(model)):
+    if is_file(model, model_names()):
         from autopar.io.hf_config import read_model
 
         return read_model(Path(model))
@@ -234,6 +234,11 @@ def resolve_model(model: str | Path | ModelSpec) -> ModelSpec:
 def looks_like_path(name: str | Path) -> bool:
     """Whether ``name`` can only be meant as a file or folder: it has a separator or a file's ending."""
     return isinstance(name, Path) or "/" in name or "\\" in name or name in (".", "..") or name.endswith((".json", ".toml"))
+
+
+def is_file(name: str | Path, known: tuple[str, ...]) -> bool:
+    """Whether ``name`` means a file: it looks like one, or is one and none of the ``known`` names."""
+    return looks_like_path(name) or (str(name) not in known and _is_there(name))
 
 
 def _is_there(name: str | Path) -> bool:
@@ -254,7 +259,7 @@ def resolve_cluster(cluster: str | Path | ClusterSpec | None, gpus: int | None, 
         raise InvalidInputError(
             Fault(field="gpu", given=repr(gpu), required="a cluster says its own device", fix="give gpu or cluster, not both")
         )
-    if cluster is not None and (looks_like_path(cluster) or (cluster not in hardware.cluster_names() and _is_there(cluster))):
+    if cluster is not None and is_file(cluster, hardware.cluster_names()):
         return hardware.read_cluster_file(Path(cluster), gpus)
     if gpus is None:
         raise InvalidInputError(Fault(field="gpus", given="", required="the number of GPUs is needed", fix="for example --gpus 64"))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SIZE_SCHEMA_VERSION = "1.0"
 MAX_GPUS = 131_072
 LARGER_BATCHES = (2, 4, 8, 16)
+ROUNDED_UP = 1.005
+"""A deadline told to three digits is then not below what it stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,7 @@ def size_on(problem: Problem, task: Task, progress: Callable[[str], None] | None
     first, node = max(1, math.floor(least / limit)), problem.cluster.gpus_per_node
     start = first if first <= node // 2 else -(-first // node) * node
     tried = _Tried(problem, task, progress)
-    fewest = None if start > task.max_gpus else _fewest(tried, start, limit)
+    fewest = None if start > task.max_gpus else _fewest(tried, start, limit, least)
     if fewest is None:
         return _missed(problem, task, tried.fastest, start)
     more = [size for size in _doubled(node, fewest.num_gpus + 1, min(2 * fewest.num_gpus, task.max_gpus)) if tried.run(size) is not None]
@@ -157,8 +159,11 @@ class _Tried:
         return min((run for run in self.runs.values() if run is not None), key=lambda run: run.wall_seconds, default=None)
 
 
-def _fewest(tried: _Tried, start: int, limit: float) -> Run | None:
-    """The first size from ``start`` on that meets the deadline, below the first of the doubled ones that does."""
+def _fewest(tried: _Tried, start: int, limit: float, least: float) -> Run | None:
+    """The first size from ``start`` on that meets the deadline, below the first of the doubled ones that does.
+
+    ``least``: GPU-seconds that no step takes less than.
+    """
 
     def meets(run: Run | None) -> bool:
         return run is not None and run.expected_step_seconds <= limit
@@ -167,7 +172,14 @@ def _fewest(tried: _Tried, start: int, limit: float) -> Run | None:
     ceiling = next((gpus for gpus in doubled if meets(tried.run(gpus))), None)
     if ceiling is None:
         return None
-    return next((tried.run(gpus) for gpus in _between(tried.problem, start, ceiling) if meets(tried.run(gpus))), tried.run(ceiling))
+    hopeful = (gpus for gpus in _between(tried.problem, start, ceiling) if _may_meet(tried, least / gpus, gpus, limit))
+    return next((tried.run(gpus) for gpus in hopeful if meets(tried.run(gpus))), tried.run(ceiling))
+
+
+def _may_meet(tried: _Tried, step_seconds: float, gpus: int, limit: float) -> bool:
+    """Whether a step of ``step_seconds``, below which none is, would meet the deadline with the failures of so many nodes."""
+    on = resized(tried.problem, gpus)
+    return on is not None and expected_step_seconds(on, step_seconds, tried.task.aims.reliability) <= limit
 
 
 def _doubled(node: int, start: int, most: int) -> Iterator[int]:
@@ -235,7 +247,7 @@ def _missed(problem: Problem, task: Task, fastest: Run | None, start: int) -> Mi
         failing = "" if task.aims.reliability is None else ", or failures leave no progress there"
         reasons.append(f"no plan fits on {start:,} to {task.max_gpus:,} GPUs{failing}; `autopar plan` says what refuses them")
     else:
-        reasons += [*_bounds(problem, task, fastest), f"least change: a deadline of {format_duration(math.ceil(fastest.wall_seconds))}"]
+        reasons += [*_bounds(problem, task, fastest), f"least change: a deadline of {format_duration(fastest.wall_seconds * ROUNDED_UP)}"]
         larger = _larger_batch(problem, task, fastest)
         reasons += [larger] if larger else []
     return Missed(cluster=cluster.id, device=cluster.device.id, reasons=tuple(reasons), fastest=fastest)

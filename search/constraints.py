@@ -73,9 +73,22 @@ class Constraints:
         for name in FIELDS:
             low, high = self.minimum.get(name), self.maximum.get(name)
             if low is not None and high is not None and low > high:
-                yield Fault(field=name, given=f"minimum {low}, maximum {high}", required="the minimum is above the maximum")
+                fix = f"a minimum of {high} or a maximum of {low} would do"
+                yield Fault(field=name, given=f"minimum {low}, maximum {high}", required="the minimum is above the maximum", fix=fix)
             if name in self.fixed and not self.allows(name, self.fixed[name]):
-                yield Fault(field=name, given=str(self.fixed[name]), required="is fixed to what the other constraints rule out")
+                yield self._contradiction(name, self.fixed[name])
+
+    def _contradiction(self, name: str, value: bool | int | str) -> Fault:
+        """A fixed value that another constraint rules out: both, and what either could be instead."""
+        if name in self.forbidden and value != _LEAST.get(name, 1):
+            other, least = "is forbidden", _LEAST.get(name, 1)
+            return Fault(
+                field=name, given=str(value), required=f"is fixed, and its technique {other}", fix=f"fix {least}, or do not forbid it"
+            )
+        high = self.maximum.get(name)
+        kind, bound = ("maximum", high) if high is not None and value > high else ("minimum", self.minimum[name])  # type: ignore[operator]
+        required = f"is fixed, and a {kind} of {bound} rules it out"
+        return Fault(field=name, given=str(value), required=required, fix=f"a {kind} of {value} allows it, or fix {bound}")
 
     def is_asked(self, name: str) -> bool:
         """Whether the user fixed ``name`` or set a minimum of it: preferences about it then give way."""

@@ -15,6 +15,7 @@ from autopar.costmodel.work import compute_gpu_seconds
 
 from .constraints import Constraints
 from .rule import divisors
+from .rules_pipeline import most_stages
 from .space import MAX_CONTEXT_PARALLEL, _micro_batches
 
 SAFETY = 0.97
@@ -32,12 +33,12 @@ def least_gpu_seconds(problem: Problem, constraints: Constraints) -> float:
 def can_divide(problem: Problem, num_gpus: int) -> bool:
     """Whether ``num_gpus`` is a product of sizes that the rules of division accept at all; most other numbers hold no strategy.
 
-    Tensor sizes divide the heads, context sizes the sequence, data-parallel sizes the batch, and stages are at most the layers. A
-    number divides heads x sequence x batch x stages just where what it does not share with the first three is no more than the layers.
+    Tensor sizes divide the heads, context sizes the sequence, data-parallel sizes the batch, and stages are as many as there are layers
+    and ends. A number divides heads x sequence x batch x stages just where what it does not share with the first three is no more.
     """
     model, training = problem.model, problem.training
     shared = math.gcd(num_gpus, model.num_attention_heads * training.sequence_length * training.global_batch_size)
-    return num_gpus // shared <= model.num_layers
+    return num_gpus // shared <= most_stages(problem)
 
 
 def _layouts(problem: Problem, constraints: Constraints) -> StrategyColumns:

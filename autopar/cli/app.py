@@ -31,6 +31,8 @@ Examples:
   autopar plan --model gpt-175b --gpus 256
   autopar plan --model ./config.json --gpus 64 --gpu a100-sxm4-80gb -o plan.json
   autopar explain plan.json
+  autopar whatif plan.json
+  autopar size --model llama3-70b --tokens 15T --deadline 60d --price 2.5
   autopar catalog list models
 
 \b

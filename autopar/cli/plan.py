@@ -32,8 +32,8 @@ A Pareto front is of two or more of time, gpus, memory, cost, energy. With gpus,
 
 \b
 Exit code 1: no strategy fits. --json then has fits (false), reasons, faults,
-  nearest (strategies that need least memory, with their bytes) and
-  smallest_cluster (num_gpus and strategy, or null).
+  nearest (strategies that need least memory, with their bytes), smallest_cluster
+  (num_gpus and strategy, or null) and reopened_by (changes that give a plan).
 """
 
 

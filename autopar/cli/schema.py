@@ -27,8 +27,8 @@ def command(kind: str) -> None:
     from autopar.frontier import ParetoFront
     from autopar.io.codec import json_schema
     from autopar.no_plan import NoPlan
+    from autopar.perturbation import WhatIf
     from autopar.sizing import Sizing
-    from autopar.whatif import WhatIf
 
     from .output import print_json
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .options import GPUS, aims_options, constraint_options, given_aims, given_constraints, given_inputs, input_options, json_option
+from .options import WholeNumber, aims_options, constraint_options, given_aims, given_constraints, given_inputs, input_options, json_option
 from .plan import SeveralValues
 
 EPILOG = """\b
@@ -31,12 +31,15 @@ Exit code 1: no number of GPUs meets the deadline; says why, and the least chang
 @input_options(required=True, sized=False)
 @click.option("--tokens", required=True, metavar="COUNT", help="Tokens of the whole run, e.g. 15T, 300B or 1.4e12.")
 @click.option("--deadline", required=True, metavar="TIME", help="Time for the whole run, e.g. 30d or '12 hours'.")
-@click.option("--max-gpus", type=GPUS, metavar="N", help="Look at no more GPUs than these.  [default: 131,072]")
+@click.option("--max-gpus", type=WholeNumber(1, 131_072), metavar="N", help="Look at no more GPUs than these.  [default: 131,072]")
 @constraint_options()
 @aims_options()
 @json_option
 def command(as_json: bool, **options: Any) -> None:
-    """Find the fewest GPUs that train a model by a deadline, and the cheapest cluster for it."""
+    """Find the fewest GPUs for a deadline, and the cheapest.
+
+    Of each cluster asked about; with prices the clusters are ranked by cost.
+    """
     from autopar.api import size
 
     from .output import answering, note, print_json, print_report

@@ -42,12 +42,14 @@ Exit code 1: the strategy itself is refused or does not fit.
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, plan_file: str | None, changes: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Say whether a plan sits on a plateau or at a cliff: the same strategy and a new plan after a change.
+    """Say whether a plan sits on a plateau or at a cliff.
+
+    The same strategy and a new plan after each of some changes, against the ideal time.
 
     With PLAN, the strategy and the inputs of a plan file; with --model alone, the plan that `autopar plan` makes.
     """
     from autopar.api import whatif
-    from autopar.whatif import DEFAULT_CHANGES
+    from autopar.perturbation import DEFAULT_CHANGES
 
     from .output import answering, print_json, print_report
 

@@ -14,6 +14,7 @@ from autopar.costmodel.spec.units import GIB, format_bytes, format_seconds
 from autopar.frontier import Axis
 from autopar.io.quantities import format_money
 
+from .goodput import KWH
 from .tables import wrapped_table
 from .text import lines
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 24
 PLOT_COLUMNS, PLOT_ROWS = 64, 16
-KWH = 3.6e6
 FORMATS = (".svg", ".png", ".pdf")
 
 
@@ -43,7 +43,8 @@ def front_table(front: ParetoFront) -> RenderableType:
     """A row a point, fastest first; a long front shows points spread over it evenly, and the least of each axis."""
     title = f"Pareto front of {', '.join(front.axes)}"
     shown = shown_points(front)
-    columns = ["strategy", *(["GPUs"] if _varies(front) else []), "step", "memory"]
+    kept = any(point.expected_step_seconds > point.step_time_seconds for point in front.points)
+    columns = ["strategy", *(["GPUs"] if _varies(front) else []), "kept step" if kept else "step", "memory"]
     columns += ["cost/Mtok"] * (Axis.COST in front.axes) + ["kWh/step"] * (Axis.ENERGY in front.axes)
     table = wrapped_table(title, *columns)
     least = {axis: min(point.value(axis) for point in front.points) for axis in front.axes}
@@ -139,7 +140,7 @@ def drawing(front: ParetoFront, suffix: str) -> bytes:
     for panel, axis in zip(panels, others, strict=True):
         _draw(panel, front, front.axes[0], axis)
     many = "" if _varies(front) else f" on {front.looked_at[-1]:,} GPUs"
-    picture.suptitle(f"{front.model}, {front.device}{many}: Pareto front of {', '.join(front.axes)}")
+    picture.suptitle(f"{front.model}, {front.device}{many}\nPareto front of {', '.join(front.axes)}", fontsize="medium")
     out = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "autopar"}):
         stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)

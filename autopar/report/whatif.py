@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from autopar.costmodel.spec.units import format_seconds
-from autopar.whatif import Verdict
+from autopar.perturbation import Verdict
 
 from .tables import bullet_list, wrapped_table
 from .text import headline, lines
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from autopar.costmodel.problem import Problem
-    from autopar.whatif import Effect, Outcome, WhatIf
+    from autopar.perturbation import Effect, Outcome, WhatIf
 
 STYLES = {Verdict.PLATEAU: "green", Verdict.REPLAN: "yellow", Verdict.CLIFF: "bold red"}
 MAX_REASONS = 2

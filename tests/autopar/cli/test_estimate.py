@@ -120,7 +120,7 @@ def test_a_refused_strategy_is_a_document_too(autopar) -> None:
     outcome = autopar("estimate", *REFUSED, "--json")
     assert outcome.code == 1
     document = outcome.document
-    assert (document["schema_version"], document["fits"], document["smallest_cluster"]) == ("1.0", False, None)
+    assert (document["schema_version"], document["fits"], document["smallest_cluster"]) == ("1.1", False, None)
     assert document["strategy"]["tensor_parallel_size"] == 5
     assert any("num_attention_heads" in fault["required"] for fault in document["faults"])
     assert any("num_attention_heads" in line for line in document["reasons"])

@@ -187,7 +187,7 @@ def test_the_answer_no_is_a_document_too(autopar) -> None:
     outcome = autopar("plan", *flags, "--json")
     assert outcome.code == 1
     document = outcome.document
-    assert (document["schema_version"], document["fits"], document["strategy"]) == ("1.0", False, None)
+    assert (document["schema_version"], document["fits"], document["strategy"]) == ("1.1", False, None)
     assert "\n".join(document["reasons"]).split() == autopar("plan", *flags).err.removeprefix("error: ").split()
     needed = [near["peak_memory_bytes"] for near in document["nearest"]]
     assert needed == sorted(needed)

@@ -1,0 +1,123 @@
+"""From a search to the plan that is handed out, or to the answer no."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autopar import __version__
+from autopar.costmodel.estimate import estimate
+from autopar.costmodel.spec.economics import Objective
+from autopar.costmodel.spec.errors import NoPlanError
+from autopar.costmodel.spec.goodput import Goodput
+from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs
+from autopar.request import resized
+
+if TYPE_CHECKING:
+    from autopar.costmodel.problem import Problem
+    from autopar.costmodel.spec.economics import Economics
+    from autopar.costmodel.spec.estimate import Estimate
+    from autopar.costmodel.spec.strategy import Strategy
+    from autopar.question import Asked, Effort
+    from autopar.search import Constraints, Ranked, SearchResult
+
+
+def searched(asked: Asked, *, top: int, effort: Effort | None = None) -> SearchResult:
+    """The ``top`` strategies by the objective of ``asked``. Money and rated energy follow the step time on one number of GPUs."""
+    if asked.aims.objective is Objective.MEMORY:
+        from autopar.search.pareto import least_memory
+
+        return least_memory(asked.problem, asked.constraints, top=top)
+    from autopar.search import search
+
+    if effort is None:
+        return search(asked.problem, asked.constraints, top=top)
+    return search(asked.problem, asked.constraints, top=top, stages=effort.stages, watch=effort.watch)
+
+
+def planned(asked: Asked, chosen: Strategy, result: SearchResult, *, top: int) -> Plan:
+    """The plan of ``chosen`` with the other strategies of ``result`` as runners-up.
+
+    Raises:
+        NoPlanError: failures leave no progress.
+        UnavailableError: energy is asked for, and the device has no power figure.
+    """
+    problem, aims = asked.problem, asked.aims
+    best = estimate(problem, chosen)
+    goodput = _goodput(asked, chosen, best)
+    return Plan(
+        strategy=chosen,
+        estimate=best,
+        inputs=PlanInputs(
+            model=problem.model,
+            cluster=problem.cluster,
+            training=problem.training,
+            framework=problem.framework.id,
+            memory_reserve_bytes=problem.memory_reserve_bytes,
+            constraints=asked.texts,
+            assumptions=asked.assumptions,
+            calibration=problem.calibration,
+            objective=aims.objective,
+            measured=None if problem.measured is None else problem.measured.profile,
+        ),
+        search=result.summary,
+        alternatives=tuple(
+            Alternative(
+                strategy=ranked.strategy,
+                step_time_seconds=ranked.step_time_seconds,
+                peak_memory_bytes=ranked.peak_memory_bytes,
+                tie=ranked.tie,
+                separated_by=_separation(problem, best, ranked) if ranked.tie else "",
+            )
+            for ranked in result.ranked
+            if ranked.strategy != chosen
+        )[: top - 1],
+        autopar_version=__version__,
+        economics=_economics(asked, best if goodput is None else goodput),
+        goodput=goodput,
+    )
+
+
+def _goodput(asked: Asked, chosen: Strategy, best: Estimate) -> Goodput | None:
+    if asked.aims.reliability is None:
+        return None
+    from autopar.failures import goodput_of
+
+    return goodput_of(asked.problem, chosen, best.step_time_seconds, asked.aims.reliability, asked.constraints)
+
+
+def _economics(asked: Asked, step: Estimate | Goodput) -> Economics | None:
+    """Money and energy where either was asked about; of a kept step where failures are counted in."""
+    price = asked.aims.price_of(asked.problem.cluster)
+    if price is None and asked.aims.prices:
+        asked.aims.needs_price(asked.problem.cluster)
+    if price is None and asked.aims.objective not in (Objective.COST, Objective.ENERGY):
+        return None
+    from autopar.costmodel.price import economics
+
+    return economics(asked.problem, step.expected_step_seconds if isinstance(step, Goodput) else step.step_time_seconds, price)
+
+
+def _separation(problem: Problem, best: Estimate, other: Ranked) -> str:
+    from autopar.costmodel.separation import separating_measurement
+
+    return separating_measurement(best.time, estimate(problem, other.strategy).time)
+
+
+def nothing_fits(problem: Problem, constraints: Constraints, result: SearchResult, texts: tuple[str, ...]) -> NoPlanError:
+    """The answer no, with the smallest number of GPUs that would do and what would give the space a plan."""
+    from autopar.no_plan import NearMiss, NoPlan, SmallestCluster
+    from autopar.reopen import reopenings
+    from autopar.report.no_plan import no_plan_text
+    from autopar.search import smallest_cluster
+
+    smallest = smallest_cluster(problem, constraints, resize=lambda gpus: resized(problem, gpus))
+    reopened = reopenings(problem, constraints) if texts or not result.summary.evaluated else ()
+    message = "\n".join([no_plan_text(problem, result, texts, smallest), *(f"there is a plan {each}" for each in reopened)])
+    answer = NoPlan(
+        reasons=tuple(message.splitlines()),
+        faults=result.refused_by,
+        nearest=tuple(NearMiss(strategy=miss.strategy, peak_memory_bytes=miss.peak_memory_bytes) for miss in result.nearest_misses),
+        reopened_by=reopened,
+        smallest_cluster=smallest and SmallestCluster(num_gpus=smallest[0].cluster.num_gpus, strategy=smallest[1].strategy),
+    )
+    return NoPlanError(message, answer)
