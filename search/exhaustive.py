@@ -67,7 +67,7 @@ class Sweep:
         self._capacity = float(self._inputs.memory_bytes)
         self._pool: list[Candidates] = []
         self._misses: list[Candidates] = []
-        self._selective = _selective_is_tried(space)
+        self._selective = selective_is_tried(space)
 
     def visit(self, rows: StrategyColumns) -> None:
         """Evaluate ``rows`` with every choice of recomputation and keep what may matter."""
@@ -76,8 +76,8 @@ class Sweep:
         covered = choices.full * np.maximum(most - fewest + 1, 0)
         selective = choices.selective and self._selective
         asked = {
-            "none": _recomputing(rows, Recompute.NONE) if choices.none else None,
-            "selective": _recomputing(rows, Recompute.SELECTIVE) if selective else None,
+            "none": recomputing(rows, Recompute.NONE) if choices.none else None,
+            "selective": recomputing(rows, Recompute.SELECTIVE) if selective else None,
             "most": covering(self.space, rows, most) if choices.full else None,
             "fewest": covering(self.space, rows, np.minimum(fewest, most)) if choices.full else None,
         }
@@ -208,8 +208,8 @@ def anything_fits(space: Space) -> bool:
         fewest, most = choices.layer_range(space.problem, rows.pipeline_parallel_size)
         covered = most >= fewest
         frugal = [covering(space, rows.take(covered), most[covered])] if choices.full else []
-        frugal += [_recomputing(rows, Recompute.NONE)] if choices.none else []
-        frugal += [_recomputing(rows, Recompute.SELECTIVE)] if choices.selective else []
+        frugal += [recomputing(rows, Recompute.NONE)] if choices.none else []
+        frugal += [recomputing(rows, Recompute.SELECTIVE)] if choices.selective else []
         if any((peak_memory_bytes(inputs, each) <= capacity).any() for each in frugal):
             return True
     return False
@@ -218,17 +218,19 @@ def anything_fits(space: Space) -> bool:
 def covering(space: Space, rows: StrategyColumns, layers: Ints) -> StrategyColumns:
     """``rows`` with full recomputation of ``layers`` of each rank; all of them are written 0."""
     held = -(-space.problem.model.num_layers // rows.pipeline_parallel_size)
-    return _recomputing(rows, Recompute.FULL, np.where(layers >= held, 0, layers))
+    return recomputing(rows, Recompute.FULL, np.where(layers >= held, 0, layers))
 
 
-def _selective_is_tried(space: Space) -> bool:
+def selective_is_tried(space: Space) -> bool:
+    """Whether selective recomputation is among the choices: asked for, or able to save memory."""
     preference = next(p for p in PREFERENCES if p.yields_to == "recompute")
     if space.constraints.is_asked("recompute"):
         return True
-    return bool(preference.mask(space.problem, _recomputing(StrategyColumns.of([space.base]), Recompute.SELECTIVE))[0])
+    return bool(preference.mask(space.problem, recomputing(StrategyColumns.of([space.base]), Recompute.SELECTIVE))[0])
 
 
-def _recomputing(rows: StrategyColumns, kind: Recompute, layers: Ints | None = None) -> StrategyColumns:
+def recomputing(rows: StrategyColumns, kind: Recompute, layers: Ints | None = None) -> StrategyColumns:
+    """``rows`` with another recomputation, of ``layers`` of each rank where that is full."""
     code = np.full(len(rows), RECOMPUTES.index(kind), dtype=np.int64)
     return rows.with_columns(recompute=code, num_recompute_layers=np.zeros_like(code) if layers is None else layers)
 

@@ -16,7 +16,7 @@ from autopar.costmodel.work import compute_gpu_seconds
 from .constraints import Constraints
 from .rule import divisors
 from .rules_pipeline import most_stages
-from .space import MAX_CONTEXT_PARALLEL, _micro_batches
+from .space import MAX_CONTEXT_PARALLEL, micro_batches
 
 SAFETY = 0.97
 """Of the least found: context sizes between those looked at may round to slightly better kernels."""
@@ -49,7 +49,7 @@ def _layouts(problem: Problem, constraints: Constraints) -> StrategyColumns:
     longest = min(MAX_CONTEXT_PARALLEL, training.sequence_length)
     context = constraints.choose("context_parallel_size", sorted(size for size in contexts if size <= longest))
     expert = constraints.choose("expert_parallel_size", divisors(model.moe.num_experts) if model.moe else (1,))
-    micro = _micro_batches(problem, constraints)
+    micro = micro_batches(problem, constraints)
     usual = next(iter(problem.framework.context_parallel_kinds), ContextParallelKind.RING)
     kind = CONTEXT_KINDS.index(ContextParallelKind(str(constraints.fixed.get("context_parallel_kind", usual))))
     cut = (False, True) if model.moe else (False,)

@@ -28,7 +28,7 @@ from autopar.costmodel.step import evaluate
 
 from . import feasibility
 from .constraints import NO_CONSTRAINTS, Constraints
-from .exhaustive import SAME, Candidates, _recomputing, _selective_is_tried, covering
+from .exhaustive import SAME, Candidates, covering, recomputing, selective_is_tried
 from .feasibility import MEMORY, PREFERENCES
 from .result import Ranked, SearchResult, simplicity
 from .space import Space
@@ -96,7 +96,7 @@ class _Pass:
         self.rejected = space.rejected
         self._inputs = Inputs.of(space.problem)
         self._capacity = float(self._inputs.memory_bytes)
-        self._selective = _selective_is_tried(space)
+        self._selective = selective_is_tried(space)
         self.nearest: Candidates | None = None
         """Where nothing fits: the strategy that needs least memory of those seen."""
 
@@ -118,9 +118,9 @@ class _Pass:
         choices = self.space.recompute
         fewest, most = choices.layer_range(self.space.problem, rows.pipeline_parallel_size)
         full = np.flatnonzero(choices.full & (most >= fewest))
-        parts = [_recomputing(rows, Recompute.NONE)] if choices.none else []
+        parts = [recomputing(rows, Recompute.NONE)] if choices.none else []
         if choices.selective and self._selective:
-            parts.append(_recomputing(rows, Recompute.SELECTIVE))
+            parts.append(recomputing(rows, Recompute.SELECTIVE))
         elif choices.selective:
             self.rejected["selective_recompute_saves_memory"] += len(rows)
         parts += [covering(self.space, rows.take(full), counts[full]) for counts in (fewest, most)]

@@ -258,7 +258,7 @@ def _axes(problem: Problem, constraints: Constraints) -> tuple[Axis, ...]:
         Axis.of("context_parallel_size context_parallel_kind", _context_pairs(problem, constraints)),
         Axis.of("pipeline_schedule virtual_pipeline_stages", _schedule_pairs(problem, constraints, pipeline)),
         Axis.of("expert_parallel_size expert_tensor_parallel_size", _expert_pairs(problem, constraints, tensor)),
-        Axis.of("micro_batch_size", _micro_batches(problem, constraints)),
+        Axis.of("micro_batch_size", micro_batches(problem, constraints)),
         Axis.of("zero_stage", constraints.choose("zero_stage", sorted(problem.framework.zero_stages))),
     )
 
@@ -314,7 +314,8 @@ def _expert_pairs(problem: Problem, constraints: Constraints, tensor: Sequence[i
     return [(size, cut) for size in sizes for cut in constraints.choose("expert_tensor_parallel_size", sorted(set(cuts)))]
 
 
-def _micro_batches(problem: Problem, constraints: Constraints) -> tuple[int, ...]:
+def micro_batches(problem: Problem, constraints: Constraints) -> tuple[int, ...]:
+    """The micro-batch sizes of the space: divisors of the batch up to the largest that is worth trying."""
     training = problem.training
     limit = max(MAX_MICRO_BATCH, MICRO_BATCH_TOKENS // training.sequence_length)
     return constraints.choose("micro_batch_size", divisors(training.global_batch_size, limit=limit))
