@@ -172,6 +172,10 @@ def test_markup_is_kept_and_text_is_escaped() -> None:
     assert escape(Markup("<b>")) == "<b>"
 
 
+def test_backticks_are_code_and_still_escaped() -> None:
+    assert paragraph("`pip install 'a[b]'` & <b>") == "<p><code>pip install &#x27;a[b]&#x27;</code> &amp; &lt;b&gt;</p>"
+
+
 def test_a_section_without_content_is_left_out() -> None:
     assert "nothing here" not in page("t", [], [Section(id="n", title="nothing here", parts=(Markup(), paragraph("")))])
 
