@@ -54,11 +54,13 @@ def trace_events(problem: Problem, drawn: StepTimeline) -> Iterator[Event]:
     """Names of the tracks, then the events of every rank."""
     tiers = (problem.cluster.fast_tier.name, problem.cluster.network_tier.name)
     yield from _step(drawn)
+    first = 0
     for number, rank in enumerate(drawn.ranks):
         yield from _names(number, rank, drawn)
-        track = _Track(number=number, rank=rank, drawn=drawn, tiers=tiers)
+        track = _Track(number=number, first=first, rank=rank, drawn=drawn, tiers=tiers)
         yield from track.passes()
         yield from track.end()
+        first += len(rank)
 
 
 def _about(problem: Problem, strategy: Strategy, drawn: StepTimeline) -> dict[str, object]:
@@ -109,6 +111,8 @@ class _Track:
     """One pipeline rank's events."""
 
     number: int
+    first: int
+    """Passes of the ranks before: what makes the number of an arrow unique. Perfetto reads arrows by whole numbers alone."""
     rank: RankActions
     drawn: StepTimeline
     tiers: tuple[str, str]
@@ -162,7 +166,7 @@ class _Track:
         if not any(position in places for places in drawn_passes(other, self.drawn)):
             return
         sent_at = (float(other.start_seconds[position]), float(other.finish_seconds[position]))
-        name: Event = {"name": "activations or gradients", "cat": "pipeline", "id": f"{self.number}.{place}", "tid": COMPUTE}
+        name: Event = {"name": "activations or gradients", "cat": "pipeline", "id": self.first + place, "tid": COMPUTE}
         yield {**name, "ph": "s", "pid": source, "ts": round(max(_microseconds(sent_at[1]) - 0.001, _microseconds(sent_at[0])), 3)}
         yield {**name, "ph": "f", "bp": "e", "pid": self.number, "ts": _microseconds(times[0])}
 

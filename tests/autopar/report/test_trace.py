@@ -97,6 +97,7 @@ def test_arrows_leave_and_reach_a_slice(strategy: Strategy) -> None:
         if event["ph"] in "sf":
             inside = [s for s in tracks[event["pid"], event["tid"]] if s["ts"] <= event["ts"] <= s["ts"] + s["dur"]]
             assert inside
+            assert isinstance(event["id"], int)
             ends[event["id"]].append(event)
     assert all([event["ph"] for event in pair] == ["s", "f"] and pair[0]["ts"] <= pair[1]["ts"] for pair in ends.values())
     assert bool(ends) is (strategy.pipeline_parallel_size > 1)
