@@ -26,7 +26,8 @@ class StrategyColumns:
     """Columns of :class:`Strategy`, all of one length N.
 
     Enumerations are stored as their position in ``SCHEDULES``, ``RECOMPUTES`` and ``CONTEXT_KINDS``.
-    ``layer_split`` is each strategy's place in ``splits``, the layer splits that occur; the empty one asks for the balanced split.
+    ``layer_split`` and ``recompute_split`` are places in ``splits``, the tuples of layers a virtual stage that occur: those of
+    ``pipeline_layers`` and ``stage_recompute_layers``. Place 0 is the empty one, which asks for the balanced split.
     """
 
     tensor_parallel_size: Ints
@@ -45,6 +46,7 @@ class StrategyColumns:
     recompute: Ints
     num_recompute_layers: Ints
     layer_split: Ints
+    recompute_split: Ints
     splits: tuple[tuple[int, ...], ...] = ((),)
 
     def __len__(self) -> int:
@@ -54,7 +56,8 @@ class StrategyColumns:
     def of(cls, strategies: Iterable[Strategy]) -> StrategyColumns:
         """Columns of ``strategies``, in order."""
         rows = list(strategies)
-        splits = {split: code for code, split in enumerate(dict.fromkeys(((), *(row.pipeline_layers for row in rows))))}
+        tuples = (split for row in rows for split in (row.pipeline_layers, row.stage_recompute_layers))
+        splits = {split: code for code, split in enumerate(dict.fromkeys(((), *tuples)))}
         return cls(
             tensor_parallel_size=_integers(row.tensor_parallel_size for row in rows),
             sequence_parallel=np.fromiter((row.sequence_parallel for row in rows), np.bool_),
@@ -72,6 +75,7 @@ class StrategyColumns:
             recompute=_integers(RECOMPUTES.index(row.recompute) for row in rows),
             num_recompute_layers=_integers(row.num_recompute_layers for row in rows),
             layer_split=_integers(splits[row.pipeline_layers] for row in rows),
+            recompute_split=_integers(splits[row.stage_recompute_layers] for row in rows),
             splits=tuple(splits),
         )
 
@@ -94,6 +98,7 @@ class StrategyColumns:
             recompute=RECOMPUTES[int(self.recompute[row])],
             num_recompute_layers=int(self.num_recompute_layers[row]),
             pipeline_layers=self.splits[int(self.layer_split[row])],
+            stage_recompute_layers=self.splits[int(self.recompute_split[row])],
         )
 
     def take(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> StrategyColumns:
@@ -107,7 +112,7 @@ class StrategyColumns:
         if any(part.splits is not splits for part in parts):
             splits = tuple(dict.fromkeys(split for part in parts for split in part.splits))
             codes = {split: code for code, split in enumerate(splits)}
-            parts = [replace(part, layer_split=np.array([codes[s] for s in part.splits])[part.layer_split]) for part in parts]
+            parts = [_recoded(part, np.array([codes[split] for split in part.splits])) for part in parts]
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMN_NAMES}, splits=splits)
 
     def with_columns(self, **columns: Ints | Bools) -> StrategyColumns:
@@ -131,6 +136,11 @@ class StrategyColumns:
 
     def is_recompute(self, kind: Recompute) -> Bools:
         return np.asarray(self.recompute == RECOMPUTES.index(kind))
+
+
+def _recoded(rows: StrategyColumns, places: Ints) -> StrategyColumns:
+    """``rows`` with their places in another table of splits: ``places[place in their own]``."""
+    return replace(rows, layer_split=places[rows.layer_split], recompute_split=places[rows.recompute_split])
 
 
 def _integers(values: Iterable[int]) -> Ints:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .columns import StrategyColumns
+from .columns import Floats, StrategyColumns
 from .constants import concerns
 from .flops import attention_flops_per_token, forward_flops_per_token, step_model_flops
 from .inputs import Inputs, attention_is_fused
@@ -101,7 +101,8 @@ def _recomputation_factor(inputs: Inputs, costs: StageCosts) -> float:
     head = min(float(2 * inputs.model.vocab * inputs.model.hidden) / total, 1.0)
     core = min(float(attention_flops_per_token(inputs)) / total, 1.0)
     share = float(inputs.framework.selective_recomputed)
-    full, selective = float(costs.times.recomputed[0, 0]), float(costs.times.selective[0, 0])
+    layers = costs.shape.dense_layers + costs.shape.moe_layers
+    full, selective = float(np.sum(costs.times.recomputed[0] * layers) / np.sum(layers)), float(costs.times.selective[0, 0])
     return 1 + (full * (1 - head) + selective * (core + share * (1 - head - core))) / 3
 
 
@@ -112,17 +113,20 @@ def _breakdown(inputs: Inputs, costs: StageCosts) -> TimeBreakdown:
     busy = shape.on_ranks(times.forward + times.backward + times.weight)[0] * count
     rank = int(np.argmax(busy))
     mine = shape.on_rank[rank] > 0
-    dense, moe = (float(np.atleast_2d(counts)[0, mine].sum()) for counts in shape.layer_counts(inputs))
-    share, selective = float(times.recomputed[0, 0]), float(times.selective[0, 0])
+    counts = np.stack([np.atleast_2d(each)[0, mine] for each in shape.layer_counts(inputs)])
+    shares = np.broadcast_to(times.recomputed[0], (shape.num_stages,))[mine]
+    selective = float(times.selective[0, 0])
 
-    def passes(name: str) -> PassTimes:
+    def passes(name: str, shares: Floats | float = 1.0) -> PassTimes:
+        dense, moe = (counts * shares).sum(axis=1)
         of_dense: PassTimes = getattr(layer.dense, name)
         of_moe: PassTimes = getattr(layer.moe, name)
-        return of_dense.scaled(dense) + of_moe.scaled(moe)
+        return of_dense.scaled(float(dense)) + of_moe.scaled(float(moe))
 
     forward, backward = passes("forward"), passes("backward")
     both = forward + backward
-    repeated = share * float(forward.total[0] - forward.sharded[0]) + selective * float(passes("selective").total[0])
+    again = passes("forward", shares)
+    repeated = float(again.total[0] - again.sharded[0]) + selective * float(passes("selective").total[0])
     ends = float((times.end_forward + times.end_backward)[0, mine].sum())
     transfers = float(times.transfers[0, mine].sum())
     optimizer = costs.held.optimizer_seconds

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import SCHEDULES, Floats, Ints, StrategyColumns
+from .columns import SCHEDULES, Bools, Floats, Ints, StrategyColumns
 from .inputs import Inputs
 from .spec.schedule import stage_holders, stage_ranks
 from .spec.strategy import EMBEDDING_LAYERS, PipelineSchedule, balanced_layers, heaviest_load, weighted_layers
@@ -117,16 +117,20 @@ def _head_weight(inputs: Inputs) -> float:
     return float(np.ravel(head_layers(inputs))[0])
 
 
-def _layers_by_kind(inputs: Inputs, split: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Dense and expert layers of each virtual stage of ``split``."""
+def expert_layers(inputs: Inputs) -> Bools:
+    """Which layers have experts, in model order."""
     model = inputs.model
     num_moe, first_dense, frequency = (
         int(np.ravel(c)[0]) for c in (model.num_moe_layers, model.first_dense_layers, model.moe_layer_frequency)
     )
-    layers = np.array(split)
     index = np.arange(_num_layers(inputs))
-    is_moe = (index >= first_dense) & ((index - first_dense + 1) % frequency == 0) & (num_moe > 0)
+    return np.asarray((index >= first_dense) & ((index - first_dense + 1) % frequency == 0) & (num_moe > 0))
+
+
+def _layers_by_kind(inputs: Inputs, split: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Dense and expert layers of each virtual stage of ``split``."""
+    layers = np.array(split)
     ends = np.cumsum(layers)
-    counts = np.concatenate([[0], np.cumsum(is_moe)])
+    counts = np.concatenate([[0], np.cumsum(expert_layers(inputs))])
     moe = counts[ends] - counts[ends - layers]
     return layers - moe, moe

@@ -49,7 +49,7 @@ class RankMemory:
         held_activations, in_flight = _activations(inputs, costs, shape, times)
         logits = column(costs.logits) * shape.on_rank[:, -1]
         one_layer = _one_layer(costs, shape)
-        activations = held_activations + (times.recomputed > 0) * np.maximum(one_layer - logits, 0)
+        activations = held_activations + _on_some_stage(times.recomputed > 0, shape) * np.maximum(one_layer - logits, 0)
         single = costs.shard.num_microbatches == 1
         states, activations, logits = _without_early_gradients(inputs, states, activations, logits, one_layer, single)
         buffers = column(memory.gathered_bytes(inputs, strategies, costs.local)) + 0 * activations
@@ -57,6 +57,11 @@ class RankMemory:
         held = cls(states=states, activations=activations, in_flight=in_flight, logits=logits, buffers=buffers, reserve=0 * activations)
         reserve = column(framework.memory_reserve_bytes) + column(framework.fragmentation) * held.allocated
         return replace(held, reserve=reserve)
+
+
+def _on_some_stage(recomputes: Bools, shape: PipelineShape) -> Bools:
+    """rows x ranks (or x 1 where all stages are alike): whether a rank recomputes on any stage of its own."""
+    return recomputes if recomputes.shape[1] == 1 else np.asarray(shape.on_ranks(recomputes.astype(np.float64)) > 0)
 
 
 def _activations(inputs: Inputs, costs: LayerSizes, shape: PipelineShape, times: Repeated) -> tuple[Floats, Floats]:

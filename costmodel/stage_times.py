@@ -15,7 +15,7 @@ from .spec.strategy import PipelineSchedule, Recompute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated:
-    """What recomputation repeats, rows x 1."""
+    """What recomputation repeats, rows x 1, or rows x virtual stages where some row says it stage by stage."""
 
     recomputed: Floats
     """Share of the layers that full recomputation repeats."""
@@ -26,7 +26,7 @@ class Repeated:
     def by(cls, strategies: StrategyColumns, shape: PipelineShape) -> Repeated:
         """What ``strategies`` repeat on the stages of ``shape``."""
         selective = column(np.asarray(strategies.is_recompute(Recompute.SELECTIVE), dtype=np.float64))
-        return Repeated(recomputed=recomputed_share(strategies, shape.layers_of_rank), selective=selective)
+        return Repeated(recomputed=recomputed_share(strategies, shape), selective=selective)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,13 @@ class StageTimes(Repeated):
         )
 
 
-def recomputed_share(strategies: StrategyColumns, layers_of_rank: float) -> Floats:
-    """rows x 1: share of a rank's layers that full recomputation covers."""
+def recomputed_share(strategies: StrategyColumns, shape: PipelineShape) -> Floats:
+    """rows x 1: share of a rank's layers that full recomputation covers; rows x stages where a row counts them by stage."""
     asked = column(np.asarray(strategies.num_recompute_layers, dtype=np.float64))
-    covered = np.where(asked > 0, np.minimum(asked / max(layers_of_rank, 1), 1), 1.0)
+    covered = np.where(asked > 0, np.minimum(asked / max(shape.layers_of_rank, 1), 1), 1.0)
+    if strategies.recompute_split.any():
+        counts = [strategies.splits[code] or (0,) * shape.num_stages for code in strategies.recompute_split.tolist()]
+        layers = np.maximum(shape.dense_layers + shape.moe_layers, 1)
+        by_stage = np.minimum(np.array(counts, dtype=np.float64) / layers, 1)
+        covered = np.where(column(strategies.recompute_split > 0), by_stage, covered)
     return np.asarray(covered * column(strategies.is_recompute(Recompute.FULL)))

@@ -26,6 +26,8 @@ class StageCosts:
     """A group of strategies with one pipeline shape, as arrays of rows x ranks (or rows x virtual stages)."""
 
     rows: Ints
+    inputs: Inputs
+    """Of these rows."""
     shape: PipelineShape
     layer: LayerCosts
     times: StageTimes
@@ -160,6 +162,7 @@ def _stage_costs(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts,
     busy = makespan + np.max(data + held.optimizer_seconds, axis=1)
     return StageCosts(
         rows=rows,
+        inputs=inputs,
         shape=shape,
         layer=costs,
         times=times,
@@ -169,11 +172,11 @@ def _stage_costs(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts,
         makespan=makespan,
         exact=exact,
         data_seconds=data,
-        overhead=_overhead_seconds(inputs, busy),
+        overhead=overhead_seconds(inputs, busy),
     )
 
 
-def _overhead_seconds(inputs: Inputs, busy: Floats) -> Floats:
+def overhead_seconds(inputs: Inputs, busy: Floats) -> Floats:
     """A share of the step, growing with every doubling of the nodes, and a fixed part."""
     framework = inputs.framework
     nodes = np.maximum(inputs.num_gpus / inputs.gpus_per_node, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import feasibility
 from .constraints import Constraints
 from .result import Ranked, SearchResult
-from .solve import search, smallest_cluster
+from .solve import Stages, search, smallest_cluster
 from .space import enumerate_space
 
-__all__ = ["Constraints", "Ranked", "SearchResult", "enumerate_space", "feasibility", "search", "smallest_cluster"]
+__all__ = ["Constraints", "Ranked", "SearchResult", "Stages", "enumerate_space", "feasibility", "search", "smallest_cluster"]

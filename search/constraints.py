@@ -15,7 +15,7 @@ CHOICES: Mapping[str, type[StrEnum]] = {
     "context_parallel_kind": ContextParallelKind,
 }
 _SWITCH = "sequence_parallel"
-FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Strategy) if f.name != "pipeline_layers")
+FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Strategy) if f.name not in ("pipeline_layers", "stage_recompute_layers"))
 _LEAST = {
     "zero_stage": 0,
     "num_recompute_layers": 0,

@@ -158,6 +158,11 @@ class Sweep:
         """Whether anything fits so far."""
         return bool(self._pool)
 
+    @property
+    def fastest(self) -> float | None:
+        """The least step time so far, which may be a lower bound of it."""
+        return min((float(part.seconds.min()) for part in self._pool), default=None)
+
     def best(self) -> Candidates | None:
         """The ``top`` fastest of what was visited, exact and in order; None where nothing fits."""
         if not self._pool:

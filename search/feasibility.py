@@ -61,6 +61,7 @@ _ORDER = (
     "zero_stage",
     "shard_group",
     "recomputed_layers",
+    "recomputed_stages",
 )
 
 RULES: tuple[Rule, ...] = tuple(sorted((*LAYOUT_RULES, *PIPELINE_RULES), key=lambda rule: _ORDER.index(rule.name)))

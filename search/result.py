@@ -54,4 +54,6 @@ def simplicity(strategy: Strategy) -> tuple[int, ...]:
         int(strategy.sequence_parallel),
         len(strategy.pipeline_layers),
         *strategy.pipeline_layers,
+        len(strategy.stage_recompute_layers),
+        *strategy.stage_recompute_layers,
     )

@@ -12,7 +12,7 @@ from autopar.costmodel.columns import Bools, StrategyColumns
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.schedule import schedule_faults
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, balanced_layers
+from autopar.costmodel.spec.strategy import EMPTY_ENDS, PipelineSchedule, Recompute, Strategy, balanced_layers, split_text
 
 from .rule import Rule, accepted_values, divisors, everything, nearest
 
@@ -46,35 +46,43 @@ def _explain_experts_under_pipeline(problem: Problem, strategy: Strategy) -> Fau
 
 
 def _stages(problem: Problem, columns: StrategyColumns) -> Bools:
-    """Every virtual stage holds at least one layer."""
-    return columns.pipeline_parallel_size * columns.virtual_pipeline_stages <= problem.model.num_layers
+    """Every virtual stage holds at least one layer; where the framework allows it, the embedding and the head may stand alone."""
+    return columns.pipeline_parallel_size * columns.virtual_pipeline_stages <= most_stages(problem)
 
 
 def _explain_stages(problem: Problem, strategy: Strategy) -> Fault:
-    layers, stages = problem.model.num_layers, strategy.num_virtual_stages
-    if strategy.pipeline_parallel_size <= layers:
-        fix = f"virtual_pipeline_stages={layers // strategy.pipeline_parallel_size}"
+    layers, stages, most = problem.model.num_layers, strategy.num_virtual_stages, most_stages(problem)
+    if strategy.pipeline_parallel_size <= most:
+        fix = f"virtual_pipeline_stages={most // strategy.pipeline_parallel_size}"
     else:
         fix = f"pipeline_parallel_size={layers}"
     product = f"{strategy.pipeline_parallel_size} x {strategy.virtual_pipeline_stages} = {stages}"
-    required = f"{product} virtual stages need as many layers, and {problem.model.name} has {layers}"
+    ends = f" (the embedding and the head may have a stage each: {most} at most)" if most > layers else ""
+    required = f"{product} virtual stages need as many layers, and {problem.model.name} has {layers}{ends}"
     return Fault(field="pipeline_parallel_size", given=str(strategy.pipeline_parallel_size), required=required, fix=fix)
 
 
 def _layer_split(problem: Problem, columns: StrategyColumns) -> Bools:
-    """An explicit split has one entry a virtual stage, none of them empty, and loses or adds no layer."""
+    """An explicit split has one entry a virtual stage, none of them empty but the ends where they may be, and loses or adds no layer."""
     accepted = everything(columns)
     stages = columns.pipeline_parallel_size * columns.virtual_pipeline_stages
+    ends = int(problem.framework.empty_end_stages)
     for row, split in enumerate(columns.pipeline_layers):
         if split:
-            accepted[row] = len(split) == stages[row] and sum(split) == problem.model.num_layers and min(split) >= 1
+            held = min(split[ends : len(split) - ends], default=1) >= 1 and min(split) >= 0
+            accepted[row] = len(split) == stages[row] and sum(split) == problem.model.num_layers and held
     return accepted
+
+
+def most_stages(problem: Problem) -> int:
+    """Virtual stages that the model's layers fill, with the ends alone where the framework lets them be."""
+    return problem.model.num_layers + EMPTY_ENDS * problem.framework.empty_end_stages
 
 
 def _explain_layer_split(problem: Problem, strategy: Strategy) -> Fault:
     split, stages, layers = strategy.pipeline_layers, strategy.num_virtual_stages, problem.model.num_layers
     required = f"must be {stages} entries of at least 1 that sum to num_layers={layers}; these are {len(split)} and sum to {sum(split)}"
-    fix = f"for example {','.join(map(str, balanced_layers(layers, stages)))}" if stages <= layers else ""
+    fix = f"for example {','.join(map(str, balanced_layers(layers, stages)))}" if stages <= most_stages(problem) else ""
     return Fault(field="pipeline_layers", given=",".join(map(str, split)), required=required, fix=fix)
 
 
@@ -235,6 +243,39 @@ def _explain_recomputed_layers(problem: Problem, strategy: Strategy) -> Fault:
     return Fault(field="num_recompute_layers", given=given, required=f"a pipeline rank holds {most} layers", fix=f"nearest valid: {most}")
 
 
+def _stage_recompute(problem: Problem, columns: StrategyColumns) -> Bools:
+    """Recomputation counted stage by stage goes with recompute=full, one count a virtual stage, none above its layers."""
+    accepted = everything(columns)
+    for row in np.flatnonzero(columns.recompute_split).tolist():
+        accepted[row] = not _stage_recompute_faults(problem, columns.strategy(row))
+    return accepted
+
+
+def _stage_recompute_faults(problem: Problem, strategy: Strategy) -> list[tuple[str, str]]:
+    """What is required of ``stage_recompute_layers`` and is not so, with the change that mends it."""
+    counts, stages = strategy.stage_recompute_layers, strategy.num_virtual_stages
+    if not problem.framework.recompute_by_stage:
+        return [(f"{problem.framework.name} recomputes as many layers on every stage", "leave it out and set num_recompute_layers")]
+    if strategy.recompute is not Recompute.FULL:
+        return [(f"counts layers of recompute=full, and recompute is {strategy.recompute.value}", "recompute=full")]
+    if strategy.num_recompute_layers:
+        return [(f"stands in the place of num_recompute_layers, which is {strategy.num_recompute_layers}", "num_recompute_layers=0")]
+    if len(counts) != stages:
+        return [(f"must be {stages} entries, one a virtual stage; these are {len(counts)}", "")]
+    if problem.model.num_layers % stages and not strategy.pipeline_layers:
+        return [("goes with an explicit pipeline_layers where the layers do not divide", "give pipeline_layers")]
+    layers = strategy.pipeline_layers or (problem.model.num_layers // stages,) * stages
+    most = [min(count, held) for count, held in zip(counts, layers, strict=False)]
+    if list(counts) != most or min(counts) < 0:
+        return [(f"no entry may exceed the layers of its stage, {split_text(layers)}", f"for example {split_text(most)}")]
+    return []
+
+
+def _explain_stage_recompute(problem: Problem, strategy: Strategy) -> Fault:
+    ((required, fix),) = _stage_recompute_faults(problem, strategy)
+    return Fault(field="stage_recompute_layers", given=split_text(strategy.stage_recompute_layers), required=required, fix=fix)
+
+
 PIPELINE_RULES: tuple[Rule, ...] = tuple(
     Rule(name=name, reads=frozenset(reads.split()), mask=mask, explain=explain)
     for name, reads, mask, explain in (
@@ -265,6 +306,12 @@ PIPELINE_RULES: tuple[Rule, ...] = tuple(
             "pipeline_parallel_size recompute num_recompute_layers",
             _recomputed_layers,
             _explain_recomputed_layers,
+        ),
+        (
+            "recomputed_stages",
+            "pipeline_parallel_size virtual_pipeline_stages recompute num_recompute_layers",
+            _stage_recompute,
+            _explain_stage_recompute,
         ),
     )
 )

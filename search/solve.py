@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import StrEnum
 
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.plan import SearchSummary
@@ -13,6 +14,9 @@ from . import feasibility
 from .constraints import NO_CONSTRAINTS, Constraints
 from .exhaustive import Candidates, Sweep, anything_fits
 from .feasibility import PREFERENCES, Preference
+from .partition_cp_sat import require
+from .progress import Progress, Stopped, Watch
+from .refine import Refinement, refine
 from .result import Ranked, SearchResult
 from .space import Space
 
@@ -22,12 +26,31 @@ TIE = 0.01
 MAX_GPUS = 131_072
 
 
+class Stages(StrEnum):
+    """How layers are put on the stages of a pipeline."""
+
+    EVEN = "even"
+    """Equal numbers, or as equal as the ends' weight lets them be."""
+    UNEVEN = "uneven"
+    """And one by one, with recomputation by stage where the framework has it; with several stages a rank the best one may be missed."""
+    EXACT = "exact"
+    """And proven by OR-Tools where it may."""
+
+
+METHODS = {
+    Stages.EVEN: "exhaustive",
+    Stages.UNEVEN: "exhaustive, then dynamic programming over stages",
+    Stages.EXACT: "exhaustive, then dynamic programming and CP-SAT over stages",
+}
+
+
 def search(
     problem: Problem,
     constraints: Constraints = NO_CONSTRAINTS,
     *,
     top: int = 5,
-    interrupted: Callable[[], bool] | None = None,
+    stages: Stages = Stages.EVEN,
+    watch: Watch | None = None,
 ) -> SearchResult:
     """The ``top`` fastest strategies that fit, by looking at all of them.
 
@@ -35,61 +58,98 @@ def search(
         problem: what to train, on what.
         constraints: sizes the user fixed, bounded or forbade.
         top: how many to rank.
-        interrupted: asked between slices of the space; once true (or on KeyboardInterrupt) the best so far comes back, and
-            the summary's ``optimality`` says so.
+        stages: whether layers and recomputation are placed stage by stage too (:mod:`autopar.search.refine`); the result then has a bound.
+        watch: asked between slices of the space; once it stops (or on KeyboardInterrupt) the best so far comes back, and the
+            summary's ``optimality`` says so.
     """
-    started = time.perf_counter()
-    sweep, stopped = _sweep(problem, constraints, PREFERENCES, top, interrupted)
+    watch = watch or Watch()
+    if stages is Stages.EXACT:
+        require()
+    sweep = _sweep(problem, constraints, PREFERENCES, top, watch)
     lifted: tuple[str, ...] = ()
-    if not sweep.has_found and not stopped:
+    if not sweep.has_found and watch.stopped is None:
         strict = [p for p in PREFERENCES if not p.liftable]
         lifted = tuple(p.name for p in PREFERENCES if p.liftable and sweep.rejected[p.name])
         if lifted:
-            sweep, stopped = _sweep(problem, constraints, strict, top, interrupted)
+            sweep = _sweep(problem, constraints, strict, top, watch)
     ranked = _ranked(problem, sweep.best())
+    found = _refine(sweep, ranked, top, stages, watch) if stages is not Stages.EVEN and watch.stopped is None else None
+    if found is not None and found.placed:
+        ranked = _merged(problem, ranked, found, top)
     summary = SearchSummary(
-        evaluated=sweep.evaluated,
+        evaluated=sweep.evaluated + (found.tried if found else 0),
         rejected=dict(sorted(sweep.rejected.items())),
-        method="exhaustive",
-        optimality=_optimality(sweep, stopped, lifted),
-        interrupted=stopped,
+        method=METHODS[stages if found else Stages.EVEN],
+        optimality=_optimality(bool(ranked), watch.stopped, lifted, _gap(ranked, found)),
+        interrupted=watch.stopped is Stopped.INTERRUPTED,
+        bound_seconds=found.bound_seconds if found else None,
     )
     refused = sweep.space.last_refused if not sweep.evaluated else []
     return SearchResult(
         best=ranked[0].strategy if ranked else None,
         ranked=ranked,
         summary=summary,
-        nearest_misses=_plain(sweep.nearest_misses()),
+        nearest_misses=() if ranked else _plain(sweep.nearest_misses()),
         refused_by=tuple(fault for strategy in refused for fault in feasibility.faults(problem, strategy)),
-        seconds=time.perf_counter() - started,
+        seconds=watch.seconds,
     )
 
 
-def _sweep(
-    problem: Problem,
-    constraints: Constraints,
-    preferences: Sequence[Preference],
-    top: int,
-    interrupted: Callable[[], bool] | None,
-) -> tuple[Sweep, bool]:
-    """The whole space, or as much of it as there was time for; and whether it was cut short."""
+def _sweep(problem: Problem, constraints: Constraints, preferences: Sequence[Preference], top: int, watch: Watch) -> Sweep:
+    """The whole space, or as much of it as ``watch`` gave time for."""
     sweep = Sweep(Space.of(problem, constraints, preferences=preferences), top=top)
     try:
         for rows in sweep.space.slices():
-            if interrupted is not None and interrupted():
-                return sweep, True
+            if watch.stops():
+                break
             sweep.visit(rows)
+            watch.tell(lambda: Progress(evaluated=sweep.evaluated, rejected=sweep.rejected, best_seconds=sweep.fastest, bound_seconds=None))
     except KeyboardInterrupt:
-        return sweep, True
-    return sweep, False
+        watch.stopped = Stopped.INTERRUPTED
+    return sweep
 
 
-def _optimality(sweep: Sweep, stopped: bool, lifted: Sequence[str]) -> str:
-    if stopped:
-        return "interrupted: the best of the strategies evaluated so far" if sweep.has_found else "interrupted: nothing fitted so far"
+def _refine(sweep: Sweep, ranked: Sequence[Ranked], top: int, stages: Stages, watch: Watch) -> Refinement | None:
+    """Placements stage by stage that are faster than the best even strategy, or any that fit where no even one does."""
+    best = ranked[0].step_time_seconds if ranked else float("inf")
+    try:
+        return refine(replace(sweep.space, rejected=Counter()), best, top=top, exact=stages is Stages.EXACT, watch=watch)
+    except KeyboardInterrupt:
+        watch.stopped = Stopped.INTERRUPTED
+        return None
+
+
+def _merged(problem: Problem, ranked: Sequence[Ranked], found: Refinement, top: int) -> tuple[Ranked, ...]:
+    """Placed and even strategies in one ranking."""
+    placed = [
+        Ranked(strategy=each.strategy, step_time_seconds=each.step_time_seconds, peak_memory_bytes=each.peak_memory_bytes, tie=False)
+        for each in found.placed
+    ]
+    order = sorted([*placed, *ranked], key=lambda each: each.step_time_seconds)[:top]
+    limit = order[0].step_time_seconds * (1 + tie_gap(problem))
+    return tuple(replace(each, tie=place > 0 and each.step_time_seconds <= limit) for place, each in enumerate(order))
+
+
+def _gap(ranked: Sequence[Ranked], found: Refinement | None) -> float | None:
+    """How much faster than the best found another placement could be, as a share of its step time; infinite where that is not known."""
+    if found is None or not ranked:
+        return None
+    return float("inf") if found.bound_seconds is None else max(1 - found.bound_seconds / ranked[0].step_time_seconds, 0.0)
+
+
+def _optimality(has_found: bool, stopped: Stopped | None, lifted: Sequence[str], gap: float | None) -> str:
+    if stopped is not None:
+        return f"{stopped.value}: {'the best of the strategies evaluated so far' if has_found else 'nothing fitted so far'}"
+    proof = PROVEN if gap is None else f"{PROVEN} with even stages; {_heuristic_text(gap)}"
     if not lifted:
-        return PROVEN
-    return f"{PROVEN}, without {', '.join(lifted)}: with {'it' if len(lifted) == 1 else 'them'} nothing fits"
+        return proof
+    return f"{proof}, without {', '.join(lifted)}: with {'it' if len(lifted) == 1 else 'them'} nothing fits"
+
+
+def _heuristic_text(gap: float) -> str:
+    if gap == float("inf"):
+        return "stage by stage heuristic, without a bound"
+    return f"no placement stage by stage is faster by more than {gap:.1%}" if gap else "and stage by stage"
 
 
 def _ranked(problem: Problem, found: Candidates | None) -> tuple[Ranked, ...]:

@@ -22,6 +22,7 @@ from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedul
 from .constraints import Constraints
 from .feasibility import CONSTRAINTS, PREFERENCES, RULES, Preference
 from .rule import Mask, Rule, divisors
+from .rules_pipeline import most_stages
 
 ROWS_PER_SLICE = 16_384
 MAX_CONTEXT_PARALLEL = 256
@@ -105,10 +106,11 @@ class LayerSplits:
     def of(cls, problem: Problem, pipeline: Sequence[int], schedules: Sequence[tuple[int, int]]) -> LayerSplits:
         """The splits of every pipeline that these sizes, schedules and virtual stages make."""
         inputs, layers = Inputs.of(problem), problem.model.num_layers
-        shapes = [(kind, p, v) for p in pipeline for kind, v in schedules if p > 1 and p * v <= layers]
+        shapes = [(kind, p, v) for p in pipeline for kind, v in schedules if p > 1 and p * v <= most_stages(problem)]
         found = {shape: split for shape in shapes if (split := lighter_split(inputs, SCHEDULES[shape[0]], *shape[1:]))}
         places = {split: place for place, split in enumerate(dict.fromkeys(((), *found.values())))}
-        code = np.zeros((len(SCHEDULES), layers + 1, layers + 1), dtype=np.int64)
+        most = most_stages(problem) + 1
+        code = np.zeros((len(SCHEDULES), most, most), dtype=np.int64)
         for shape, split in found.items():
             code[shape] = places[split]
         return cls(num_layers=layers, splits=tuple(places), code=code)
@@ -231,7 +233,7 @@ _GRID_AXES = 3
 
 def _is_settled(rule: Rule) -> bool:
     """Rules about what the space never varies."""
-    return rule.name in ("pipeline_layers", "recomputed_layers")
+    return rule.name in ("pipeline_layers", "recomputed_layers", "recomputed_stages")
 
 
 def _product(rows: StrategyColumns, axis: Axis) -> StrategyColumns:
@@ -248,7 +250,7 @@ def _product(rows: StrategyColumns, axis: Axis) -> StrategyColumns:
 def _axes(problem: Problem, constraints: Constraints) -> tuple[Axis, ...]:
     """The axes in the order in which rules can use them; the first three are the rank grid."""
     gpus, model = problem.cluster.num_gpus, problem.model
-    pipeline = constraints.choose("pipeline_parallel_size", divisors(gpus, limit=model.num_layers))
+    pipeline = constraints.choose("pipeline_parallel_size", divisors(gpus, limit=most_stages(problem)))
     tensor = constraints.choose("tensor_parallel_size", divisors(gpus, limit=model.num_attention_heads))
     return (
         Axis.of("pipeline_parallel_size", pipeline),
@@ -283,12 +285,14 @@ def _schedule_pairs(problem: Problem, constraints: Constraints, pipeline: Sequen
     """Schedules with the virtual stages each can have.
 
     1f1b is always there, as the name of no schedule at all (a single stage). Interleaved: the divisors of a rank's layers
-    where those divide evenly, and powers of two elsewhere (uneven stages, written out as a layout).
+    where those divide evenly, and powers of two elsewhere (uneven stages, written out as a layout). Where the ends may stand alone,
+    a rank's share of the layers and the ends too, one a stage.
     """
-    layers = problem.model.num_layers
-    piped = [size for size in pipeline if 1 < size <= layers]
+    layers, most = problem.model.num_layers, most_stages(problem)
+    piped = [size for size in pipeline if 1 < size <= most]
     even = {chunks for size in piped if layers % size == 0 for chunks in divisors(layers // size)}
-    uneven = {2**power for size in piped for power in range((layers // size).bit_length())}
+    even |= {count // size for size in piped for count in range(layers + 1, most + 1) if count % size == 0}
+    uneven = {2**power for size in piped for power in range((most // size).bit_length())}
     chunks = constraints.choose("virtual_pipeline_stages", sorted(even | uneven | {1, 2}))
     pairs = []
     for kind in SCHEDULES:

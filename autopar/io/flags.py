@@ -141,7 +141,7 @@ def make_strategy(values: Mapping[str, object], *, world_size: int | None = None
     faults: list[Fault] = []
     named: dict[str, object] = {}
     for key, value in values.items():
-        field = key if key in ("pipeline_layers", "shard_group_size") else _field(key, "strategy", faults)
+        field = key if key in ("pipeline_layers", "stage_recompute_layers", "shard_group_size") else _field(key, "strategy", faults)
         is_choice_text = field in CHOICES and isinstance(value, str)
         named[field] = CHOICES[field](str(_value(field, str(value), key, faults))) if is_choice_text and not faults else value
     raise_if(faults)

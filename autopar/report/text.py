@@ -219,6 +219,8 @@ def _zero_text(strategy: Strategy) -> str:
 
 
 def _recompute_text(strategy: Strategy) -> str:
+    if strategy.stage_recompute_layers:
+        return f"full, on {split_text(strategy.stage_recompute_layers).replace(',', ', ')} layers of the stages in order"
     if strategy.recompute is Recompute.FULL and strategy.num_recompute_layers:
         return f"full, on {strategy.num_recompute_layers} layers of each pipeline rank"
     return strategy.recompute.value

@@ -123,4 +123,8 @@ class ExecutionProfile:
     kv_heads_may_replicate: bool
     expert_tensor_parallel: bool
     sequence_parallel: bool
+    empty_end_stages: bool
+    """The first virtual stage may hold the embedding alone, and the last one the head (Megatron counts each as a layer)."""
+    recompute_by_stage: bool
+    """Each virtual stage can recompute a number of layers of its own; else they all recompute as many."""
     source: str

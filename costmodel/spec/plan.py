@@ -12,7 +12,7 @@ from .model import ModelSpec
 from .strategy import Strategy
 from .training import TrainingSpec
 
-PLAN_SCHEMA_VERSION = "1.0"
+PLAN_SCHEMA_VERSION = "1.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,8 @@ class SearchSummary:
     """``proven over the enumerated space``, or how far the search got."""
     interrupted: bool = False
     """Cut short: the best is the best of what was seen."""
+    bound_seconds: float | None = None
+    """No strategy of the space, stages placed evenly or not, has a shorter step; where that was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,8 @@ class Strategy:
     num_recompute_layers: int = 0
     """Layers of each pipeline rank that ``recompute=full`` covers; 0: all of them."""
     pipeline_layers: tuple[int, ...] = ()
+    stage_recompute_layers: tuple[int, ...] = ()
+    """Layers of each virtual stage that ``recompute=full`` covers, in model order; empty: ``num_recompute_layers`` on every rank."""
 
     def __post_init__(self) -> None:
         at_least_one = [f.name for f in fields(self) if f.name.endswith("_size") or f.name == "virtual_pipeline_stages"]
@@ -104,7 +106,9 @@ class Strategy:
         if self.pipeline_layers:
             parts.append(f"layers={split_text(self.pipeline_layers)}")
         recompute = self.recompute.value
-        if self.recompute is Recompute.FULL and self.num_recompute_layers:
+        if self.stage_recompute_layers:
+            recompute += f"(layers={split_text(self.stage_recompute_layers)})"
+        elif self.recompute is Recompute.FULL and self.num_recompute_layers:
             recompute += f"({self.num_recompute_layers} layer{'' if self.num_recompute_layers == 1 else 's'})"
         return " ".join([*parts, f"recompute={recompute}"])
 
@@ -116,10 +120,16 @@ def split_text(layers: Sequence[int]) -> str:
 
 
 def balanced_layers(num_layers: int, num_stages: int, *, head_layers: float = 0.0, holders: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Layers of each virtual stage: equal where they divide, as frameworks split unless told otherwise, else :func:`weighted_layers`."""
+    """Layers of each virtual stage: equal where they divide, as frameworks split unless told otherwise, else :func:`weighted_layers`.
+
+    With one or two layers fewer than stages the last stage, or both ends, hold the head and the embedding alone.
+    """
     base, spare = divmod(num_layers, num_stages)
     if not spare:
         return (base,) * num_stages
+    if num_layers < num_stages <= num_layers + EMPTY_ENDS:
+        first = num_stages - num_layers - 1
+        return (0,) * first + (1,) * num_layers + (0,)
     return weighted_layers(
         num_layers, num_stages, head_layers=max(head_layers, 2 * EMBEDDING_LAYERS), embedding_layers=EMBEDDING_LAYERS, holders=holders
     )
@@ -173,5 +183,7 @@ def heaviest_load(
     return max(loads.values())
 
 
+EMPTY_ENDS = 2
+"""Stages that may hold no layer where a framework lets the embedding and the head stand alone."""
 EMBEDDING_LAYERS = 0.01
 """Weight of the embedding lookup, in layers: enough to break a tie."""

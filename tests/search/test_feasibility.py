@@ -36,7 +36,8 @@ STRATEGIES = st.builds(
     shard_group_size=st.sampled_from([0, 1, 2, 3, 8]),
     recompute=st.sampled_from(list(Recompute)),
     num_recompute_layers=st.sampled_from([0, 0, 1, 2, 5]),
-    pipeline_layers=st.sampled_from([(), (), (3, 3), (2, 2, 2), (6,), (5, 1), (6, 0), (2, 2)]),
+    pipeline_layers=st.sampled_from([(), (), (3, 3), (2, 2, 2), (6,), (5, 1), (6, 0), (0, 3, 0, 3), (2, 2)]),
+    stage_recompute_layers=st.sampled_from([(), (), (), (3, 3), (3, 1), (0, 2, 2), (6,), (4, 1), (2, 2)]),
 )
 PROBLEMS = (
     "dense",
@@ -130,10 +131,32 @@ ORACLES: dict[str, Oracle] = {
     "context_split": _context,
     "experts_need_sequence_parallel": lambda p, s: p.model.moe is None or s.tensor_parallel_size == 1 or s.sequence_parallel,
     "global_batch_divides": lambda p, s: p.training.global_batch_size % s.data_parallel_size == 0,
-    "layer_in_every_stage": lambda p, s: s.num_virtual_stages <= p.model.num_layers,
+    "layer_in_every_stage": lambda p, s: s.num_virtual_stages - 2 * p.framework.empty_end_stages <= p.model.num_layers,
     "pipeline_layers": lambda p, s: (
         s.pipeline_layers == ()
-        or (len(s.pipeline_layers) == s.num_virtual_stages and sum(s.pipeline_layers) == p.model.num_layers and 0 not in s.pipeline_layers)
+        or (
+            len(s.pipeline_layers) == s.num_virtual_stages
+            and sum(s.pipeline_layers) == p.model.num_layers
+            and 0 not in (s.pipeline_layers[1:-1] if p.framework.empty_end_stages else s.pipeline_layers)
+        )
+    ),
+    "recomputed_stages": lambda p, s: (
+        s.stage_recompute_layers == ()
+        or (
+            p.framework.recompute_by_stage
+            and s.recompute is Recompute.FULL
+            and not s.num_recompute_layers
+            and len(s.stage_recompute_layers) == s.num_virtual_stages
+            and (s.pipeline_layers != () or p.model.num_layers % s.num_virtual_stages == 0)
+            and all(
+                0 <= again <= held
+                for again, held in zip(
+                    s.stage_recompute_layers,
+                    s.pipeline_layers or (p.model.num_layers // s.num_virtual_stages,) * s.num_virtual_stages,
+                    strict=False,
+                )
+            )
+        )
     ),
     "schedule_supported": lambda p, s: (
         s.pipeline_schedule is PipelineSchedule.ONE_F_ONE_B
@@ -251,8 +274,41 @@ def test_thirty_layers_on_four_stages_lose_none(make_problem: Any, dense: Any) -
     assert "for example 7,8,8,7" in text
 
 
+def test_the_embedding_and_the_head_may_stand_alone_where_the_framework_counts_them(make_problem: Any, dense: Any) -> None:
+    """Llama-3 405B's published layout: 126 layers on 16 x 8 stages."""
+    problem = make_problem(replace(dense, num_layers=14), gpus=4, empty_end_stages=True)
+    assert balanced_layers(14, 16) == (0, *(1,) * 14, 0)
+    assert balanced_layers(15, 16) == (*(1,) * 15, 0)
+    interleaved = Strategy(pipeline_parallel_size=4, virtual_pipeline_stages=4, pipeline_schedule=PipelineSchedule.INTERLEAVED)
+    assert feasibility.faults(problem, replace(interleaved, pipeline_layers=balanced_layers(14, 16))) == ()
+    assert feasibility.faults(problem, interleaved) == ()
+    assert "as many layers" in _one(
+        make_problem(replace(dense, num_layers=14), gpus=4, empty_end_stages=False), interleaved, "pipeline_parallel_size"
+    )
+    hole = (1, 0, *(1,) * 13, 0)
+    assert _one(problem, replace(interleaved, pipeline_layers=hole), "pipeline_layers")
+    deeper = replace(interleaved, virtual_pipeline_stages=5)
+    assert "16 at most" in _one(problem, deeper, "pipeline_parallel_size")
+
+
+def test_recomputation_by_stage_says_what_is_wrong(make_problem: Any, dense: Any) -> None:
+    staged = Strategy(
+        pipeline_parallel_size=2, data_parallel_size=4, pipeline_layers=(4, 2), recompute=Recompute.FULL, stage_recompute_layers=(4, 1)
+    )
+    assert feasibility.faults(make_problem(dense, recompute_by_stage=True), staged) == ()
+    assert "on every stage" in _one(make_problem(dense), staged, "stage_recompute_layers")
+    able = make_problem(dense, recompute_by_stage=True)
+    for change, text in (
+        ({"recompute": Recompute.NONE}, "recompute=full"),
+        ({"stage_recompute_layers": (4, 3)}, "for example 4,2"),
+        ({"stage_recompute_layers": (4,)}, "must be 2 entries"),
+        ({"num_recompute_layers": 1}, "num_recompute_layers=0"),
+    ):
+        assert text in _one(able, replace(staged, **change), "stage_recompute_layers")
+
+
 def test_all_faults_at_once(make_problem: Any, dense: Any) -> None:
-    wrong = Strategy(tensor_parallel_size=3, pipeline_parallel_size=7, zero_stage=3, micro_batch_size=5, num_recompute_layers=2)
+    wrong = Strategy(tensor_parallel_size=3, pipeline_parallel_size=9, zero_stage=3, micro_batch_size=5, num_recompute_layers=2)
     fields = {fault.field for fault in feasibility.faults(make_problem(dense), wrong)}
     assert {"num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage", "micro_batch_size"} <= fields
     assert "num_recompute_layers" in fields

@@ -19,6 +19,7 @@ from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strateg
 from autopar.costmodel.step import evaluate, peak_memory_bytes
 from autopar.request import resized
 from autopar.search import Constraints, enumerate_space, feasibility, search, smallest_cluster
+from autopar.search.progress import Watch
 from autopar.search.result import simplicity
 from autopar.search.solve import tie_gap
 
@@ -250,7 +251,7 @@ def test_interrupted_search_keeps_its_best(error: bool, make_problem: Any, dense
             raise KeyboardInterrupt
         return True
 
-    result = search(problem, interrupted=stop)
+    result = search(problem, watch=Watch(interrupted=stop))
     assert result.best is not None
     assert result.summary.interrupted
     assert not search(problem).summary.interrupted

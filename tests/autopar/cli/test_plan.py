@@ -12,7 +12,6 @@ import pytest
 
 import autopar as package
 from autopar.costmodel.spec.plan import SearchSummary
-from autopar.costmodel.spec.strategy import Strategy
 from autopar.io.plan_file import dump_plan, parse_plan, read_plan
 from autopar.search import SearchResult, search
 
@@ -97,7 +96,7 @@ def test_top_counts_the_best(autopar, top: int) -> None:
     times = [document["estimate"]["step_time_seconds"], *(other["step_time_seconds"] for other in document["alternatives"])]
     assert times == sorted(times)
     strategies = [document["strategy"], *(other["strategy"] for other in document["alternatives"])]
-    assert len({Strategy(**{**each, "pipeline_layers": tuple(each["pipeline_layers"])}) for each in strategies}) == top
+    assert len({str(sorted(each.items())) for each in strategies}) == top
 
 
 def test_a_model_that_fits_nowhere_is_told_how_many_gpus_would_hold_it(autopar, tmp_path: Path) -> None:

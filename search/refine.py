@@ -1,0 +1,208 @@
+"""Uneven stages: after the uniform search, which strategies could still win with layers and recomputation placed stage by stage.
+
+Every strategy of the space is first given a bound that no placement beats; those whose bound is below the best so far are given a
+tighter one that knows the memory. The survivors are placed in the order of their bounds until the next bound is no better than the
+best found: what is left can gain nothing, and the least bound says how far the answer is at most from the best placement there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from autopar.costmodel.columns import Floats, Ints, StrategyColumns
+from autopar.costmodel.inputs import Inputs, attention_is_fused
+from autopar.costmodel.partition_bound import partition_bound_seconds, placed_bound_seconds
+from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.stage_budget import StageBudget, stage_budgets
+from autopar.costmodel.step import evaluate
+
+from . import partition_cp_sat
+from .feasibility import faults
+from .partition import Partition, filled, pareto_partitions, placed, segments, segments_alike
+from .progress import Progress, Watch
+from .relaxation import relaxed_slowest_seconds
+from .space import Space
+
+WORTH = 1e-3
+"""An uneven placement has to be faster by this share than the best even one to be put before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A strategy with its layers placed stage by stage."""
+
+    strategy: Strategy
+    step_time_seconds: float
+    peak_memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refinement:
+    """What placing layers stage by stage found."""
+
+    placed: tuple[Placed, ...]
+    """Faster than the best even one, fastest first."""
+    tried: int
+    """Strategies whose layers were placed."""
+    bound_seconds: float | None
+    """No placement is faster, DualPipe's apart; None where selective recomputation, which is not placed, could be."""
+    complete: bool
+    """Whether every strategy that could win was tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shell:
+    """A strategy whose layers are not placed yet."""
+
+    bound_seconds: float
+    budget: StageBudget
+    place: int
+    strategy: Strategy
+
+
+def refine(space: Space, best_seconds: float, *, top: int, exact: bool = False, watch: Watch | None = None) -> Refinement:
+    """Placements of the strategies of ``space`` that are faster than ``best_seconds``, which may be infinite.
+
+    Args:
+        space: what the uniform search enumerated.
+        best_seconds: of the best even strategy.
+        top: how many to keep.
+        exact: let OR-Tools place the layers where :func:`~autopar.search.partition.filled` may miss the best placement.
+        watch: asked before each strategy; once it stops, what was found so far comes back.
+    """
+    watch = watch or Watch()
+    inputs = Inputs.of(space.problem)
+    found: list[Placed] = []
+    bar, tried, complete = best_seconds * (1 - WORTH), 0, True
+    shells = _shells(space, inputs, bar)
+    bounds = [shell.bound_seconds for shell in shells]
+    for position, shell in enumerate(shells):
+        limit = found[top - 1].step_time_seconds if len(found) >= top else bar
+        if shell.bound_seconds >= limit:
+            bounds = [*bounds[:position], shell.bound_seconds]
+            break
+        if watch.stops():
+            bounds, complete = bounds[: position + 1], False
+            break
+        tried += 1
+        placed, bounds[position] = _place(space, inputs, shell, limit, exact=exact)
+        found = sorted([*found, *placed], key=lambda each: (each.step_time_seconds, each.strategy.describe()))[:top]
+        best = found[0].step_time_seconds if found else best_seconds
+        bound = min([best, *bounds])
+        watch.tell(_progress(space, tried, best, bound))
+    selective = space.recompute.selective and not attention_is_fused(space.problem)
+    least = None if selective else min([best_seconds, *bounds])
+    return Refinement(placed=tuple(found), tried=tried, bound_seconds=least, complete=complete)
+
+
+def _progress(space: Space, tried: int, best: float, bound: float) -> Callable[[], Progress]:
+    return lambda: Progress(evaluated=tried, rejected=space.rejected, best_seconds=best, bound_seconds=bound)
+
+
+def _shells(space: Space, inputs: Inputs, bar: float) -> list[_Shell]:
+    """The strategies that could be faster than ``bar``, by their bounds."""
+    hopeful = [rows.take(partition_bound_seconds(inputs, rows) < bar) for rows in map(_without_splits, space.slices()) if len(rows)]
+    hopeful = [rows for rows in hopeful if len(rows)]
+    if not hopeful:
+        return []
+    rows = StrategyColumns.concatenate(hopeful)
+    shells = []
+    for budget in stage_budgets(inputs, rows):
+        bounds = placed_bound_seconds(inputs, budget, relaxed_slowest_seconds(budget))
+        shells += [
+            _Shell(bound_seconds=float(bounds[place]), budget=budget, place=place, strategy=rows.strategy(int(budget.rows[place])))
+            for place in np.flatnonzero(bounds < bar).tolist()
+        ]
+    return sorted(shells, key=lambda shell: (shell.bound_seconds, shell.strategy.describe()))
+
+
+def _without_splits(rows: StrategyColumns) -> StrategyColumns:
+    """Each pipeline once, without its split; a single stage has nothing to place, and DualPipe's pairs of stages are left as they are."""
+    piped = (rows.pipeline_parallel_size > 1) & ~rows.is_schedule(PipelineSchedule.DUALPIPE)
+    stages = rows.pipeline_parallel_size * rows.virtual_pipeline_stages
+    again = np.zeros(len(rows), dtype=np.bool_)
+    for row in np.flatnonzero(rows.layer_split).tolist():
+        again[row] = sum(rows.splits[int(rows.layer_split[row])]) % int(stages[row]) == 0
+    kept = rows.take(piped & ~again)
+    return kept.with_columns(layer_split=np.zeros(len(kept), dtype=np.int64))
+
+
+def _place(space: Space, inputs: Inputs, shell: _Shell, limit: float, *, exact: bool) -> tuple[list[Placed], float]:
+    """The placements of one strategy that beat ``limit``, and the bound of those there are."""
+    budget = shell.budget.take(shell.place)
+    if float(budget.num_microbatches[0]) < 2:
+        return [], shell.bound_seconds
+    partitions = list(_partitions(space, budget))
+    least = min((partition.slowest_seconds for partition in partitions), default=np.inf)
+    if not _is_exact(budget):
+        answer = partition_cp_sat.least_busy(budget) if exact else None
+        least = answer.bound_seconds if answer else 0.0
+        partitions += [placed(budget, answer.layers, asked) for asked in _asked(space, budget)] if answer and answer.layers else []
+    bound = max(shell.bound_seconds, float(placed_bound_seconds(inputs, budget, np.array([least]))[0]))
+    partitions = [partition for partition in partitions if np.isfinite(partition.slowest_seconds)]
+    if bound >= limit or not partitions:
+        return [], bound
+    strategies = [_strategy(shell.strategy, partition, by_stage=space.problem.framework.recompute_by_stage) for partition in partitions]
+    strategies = [strategy for strategy in dict.fromkeys(strategies) if not faults(space.problem, strategy)]
+    return list(_faster(inputs, strategies, limit)), bound
+
+
+def _is_exact(budget: StageBudget) -> bool:
+    """Whether no placement has a faster busiest rank than the best that comes out of :func:`_partitions`."""
+    return budget.num_stages == budget.num_holders or not (budget.is_expert.any() and not budget.is_expert.all())
+
+
+def _partitions(space: Space, budget: StageBudget) -> Iterator[Partition]:
+    """Placements worth asking the cost model about: with every share of recomputation where it is the same for all stages."""
+    for asked in _asked(space, budget):
+        if budget.num_stages > budget.num_holders:
+            found = filled(budget, asked)
+            yield from [found] if found else []
+        elif asked is None:
+            yield from pareto_partitions(budget, segments(budget))
+        else:  # with the same share everywhere the sum of the stages is the same for all splits
+            yield from islice(pareto_partitions(budget, segments_alike(budget, asked)), 1)
+
+
+def _asked(space: Space, budget: StageBudget) -> list[int | None]:
+    """Layers recomputed on every rank, each count there can be; None: each stage its own."""
+    choices = space.recompute
+    if choices.full and space.problem.framework.recompute_by_stage:
+        return [None]
+    whole = -(-budget.num_layers // budget.num_holders)
+    most = whole if choices.most is None else min(choices.most, whole)
+    return [*([0] if choices.none else []), *(range(min(choices.fewest, whole), most + 1) if choices.full else ())]
+
+
+def _strategy(shell: Strategy, partition: Partition, *, by_stage: bool) -> Strategy:
+    """``shell`` with its layers placed; what is the same on all stages is written as such."""
+    split, recomputes = partition.layers, any(partition.recomputed)
+    counts = partition.recomputed if recomputes and by_stage and partition.recomputed != split else ()
+    alike = 0 if by_stage else max(partition.recomputed)
+    held = -(-sum(split) // shell.pipeline_parallel_size)
+    return replace(
+        shell,
+        pipeline_layers=() if len(set(split)) == 1 else split,
+        recompute=Recompute.FULL if recomputes else Recompute.NONE,
+        stage_recompute_layers=counts,
+        num_recompute_layers=0 if alike >= held else alike,
+    )
+
+
+def _faster(inputs: Inputs, strategies: list[Strategy], limit: float) -> Iterator[Placed]:
+    """Those of ``strategies`` that fit and are faster than ``limit``, simulated only where their bound is."""
+    columns = StrategyColumns.of(strategies)
+    asked = evaluate(inputs, columns)
+    rows: Ints = np.flatnonzero(asked.fits & (asked.step_time_seconds < limit))
+    rows = rows[np.argsort(asked.step_time_seconds[rows], kind="stable")]
+    for row in rows.tolist():
+        if asked.step_time_seconds[row] >= limit:
+            return
+        seconds: Floats = evaluate(inputs, columns.take(np.array([row])), simulate=True).step_time_seconds
+        if float(seconds[0]) < limit:
+            limit = float(seconds[0])
+            yield Placed(strategy=strategies[row], step_time_seconds=limit, peak_memory_bytes=float(asked.peak_memory_bytes[row]))
