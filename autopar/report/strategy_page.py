@@ -228,6 +228,8 @@ def _rejected(subject: Subject) -> Iterator[Markup]:
         return
     search = subject.plan.search
     yield paragraph(f"{search.evaluated:,} strategies were evaluated ({search.method}; {search.optimality}).")
+    if search.bound_seconds is not None:
+        yield paragraph(f"No strategy, its stages placed evenly or not, has a step shorter than {format_seconds(search.bound_seconds)}.")
     if subject.plan.inputs.constraints:
         yield paragraph(f"Asked for: {', '.join(subject.plan.inputs.constraints)}.")
     from autopar.search.feasibility import summaries
