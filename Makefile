@@ -41,8 +41,9 @@ fmt: .venv-dev/stamp ## Format, and mend what can be mended
 type: .venv-dev/stamp ## Check types
 	@$(DEV)/mypy
 
-bench: .venv-dev/stamp ## Measure: accuracy on public runs, search speed
-	@for file in benchmarks/*/run.py; do [ ! -e "$$file" ] || $(DEV)/python "$$file" || exit 1; done
+bench: .venv-dev/stamp ## Measure, and write a dated report against the one before [ARGS=--help]
+	@for file in benchmarks/*/run.py; do [ ! -e "$$file" ] || $(DEV)/python "$$file" || echo "$$file: not measured" >&2; done
+	@$(DEV)/python -m benchmarks.report $(ARGS)
 
 bench-accuracy: .venv-dev/stamp ## Score the public runs and write docs/accuracy.md
 	@$(DEV)/python -m benchmarks.accuracy.report

@@ -247,7 +247,7 @@ def _reserve(candidate: Candidate) -> str:
 
 def _field(strategy: Strategy, name: str) -> str:
     value = getattr(strategy, name)
-    if name == "pipeline_layers":
+    if isinstance(value, tuple):
         return split_text(value) if value else "even"
     if name == "num_recompute_layers":
         return str(value) if value else "all"

@@ -165,7 +165,8 @@ def _forward(inputs: Inputs, strategies: StrategyColumns, costs: StageCosts) -> 
 def _backward(inputs: Inputs, strategies: StrategyColumns, costs: StageCosts) -> _Passes:
     """The same of the backward pass, with the messages that a recomputation sends again."""
     shape, times, exposed = costs.shape, costs.times, _exposed(inputs, costs, "backward")
-    full, selective = float(times.recomputed[0, 0]), float(times.selective[0, 0])
+    full = np.broadcast_to(times.recomputed[0], (shape.num_stages,))
+    selective = float(times.selective[0, 0])
     away = boundary_message_bytes(inputs, costs.layer.shard) * (1 - shape.is_first) * (costs.layer.shard.pp > 1)
     layers = _tensor(inputs, costs, at_first=0.0, at_last=0.0)
     sent = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .options import given_inputs, input_options, json_option
+from .plan import SeveralValues
 from .reporting import check_targets, write_comparison
 
 if TYPE_CHECKING:
@@ -33,19 +35,10 @@ Exit code 1: with --fail-if-slower, another plan takes longer for a token by mor
 """
 
 
-class Strategies(click.Command):
+class Strategies(SeveralValues):
     """Lets ``--strategies "tp=8 pp=4" "tp=4"`` take every word up to the next flag."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        expanded: list[str] = []
-        taking = False
-        for arg in args:
-            if arg.startswith("-"):
-                taking = arg == "--strategies"
-            elif taking and expanded[-1] != "--strategies":
-                expanded.append("--strategies")
-            expanded.append(arg)
-        return super().parse_args(ctx, expanded)
+    repeated = ("--strategies",)
 
 
 @click.command("compare", cls=Strategies, epilog=EPILOG)
@@ -63,15 +56,12 @@ class Strategies(click.Command):
 def command(ctx: click.Context, /, plan_files: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Put plans side by side: what differs, where time and memory went, what a token costs."""
     from autopar.api import compare
-    from autopar.io.quantities import parse_percent, parse_price, parse_tokens
 
     from .output import answering, note, print_json, print_report
 
     if as_json and options["markdown"]:
         raise click.UsageError("give --json or --markdown, not both", ctx)
-    limit = None if options["fail_if_slower"] is None else parse_percent(options["fail_if_slower"], field="--fail-if-slower")
-    prices = [parse_price(text).per_gpu_hour for text in options["prices"]]
-    tokens = None if options["tokens"] is None else parse_tokens(options["tokens"])
+    limit, prices, tokens = _figures(options)
     check_targets(options)
     with answering(as_json):
         asked: list[str | tuple[Problem, Strategy]] = [*plan_files, *_strategies(ctx, plan_files, options)]
@@ -90,6 +80,25 @@ def command(ctx: click.Context, /, plan_files: tuple[str, ...], as_json: bool, *
     if limit is not None and comparison.slower_than(limit):
         note(f"error: {slower_text(comparison, limit)}")
         ctx.exit(1)
+
+
+def _figures(options: dict[str, Any]) -> tuple[float | None, list[float], float | None]:
+    """The share that is allowed, the prices and the tokens.
+
+    Raises:
+        InvalidInputError: with every one that is no such figure.
+    """
+    from autopar.costmodel.spec.errors import Fault, raise_if
+    from autopar.io.quantities import parse_percent, parse_price, parse_tokens
+    from autopar.request import gather
+
+    faults: list[Fault] = []
+    share, total = options["fail_if_slower"], options["tokens"]
+    limit = None if share is None else gather(faults, lambda: parse_percent(share, field="--fail-if-slower"))
+    tokens = None if total is None else gather(faults, lambda: parse_tokens(total))
+    prices = [gather(faults, lambda given=text: parse_price(given)) for text in options["prices"]]  # type: ignore[misc]
+    raise_if(faults)
+    return limit, [price.per_gpu_hour for price in prices if price is not None], tokens
 
 
 def slower_text(comparison: Comparison, limit: float) -> str:
@@ -113,7 +122,6 @@ def _strategies(ctx: click.Context, plan_files: tuple[str, ...], options: dict[s
     """
     from autopar.api import build_problem, problem_of, read_plan
     from autopar.costmodel.spec.errors import Fault, raise_if
-    from autopar.io.flags import make_strategy, parse_assignments
     from autopar.request import gather
 
     given = [parameter for parameter in given_inputs(options) if parameter != "framework" or _is_given(ctx, "framework")]
@@ -130,15 +138,23 @@ def _strategies(ctx: click.Context, plan_files: tuple[str, ...], options: dict[s
     faults: list[Fault] = []
     found = []
     for text in texts:
-        values = gather(faults, lambda words=text: parse_assignments([words], flag="--strategies"))  # type: ignore[misc]
-        if values is not None:
-            made = gather(
-                faults,
-                lambda named=values: make_strategy(named, world_size=problem.cluster.num_gpus, framework=problem.framework),  # type: ignore[misc]
-            )
-            found += [] if made is None else [(problem, made)]
+        made = gather(faults, lambda words=text: _strategy(words, problem))  # type: ignore[misc]
+        found += [] if made is None else [(problem, made)]
     raise_if(faults)
     return found
+
+
+def _strategy(text: str, problem: Problem) -> Strategy:
+    """The strategy that ``text`` writes out; its faults name the text, since there are several."""
+    from autopar.costmodel.spec.errors import InvalidInputError
+    from autopar.io.flags import make_strategy, parse_assignments
+
+    values = parse_assignments([text], flag="--strategies")
+    try:
+        return make_strategy(values, world_size=problem.cluster.num_gpus, framework=problem.framework)
+    except InvalidInputError as error:
+        named = (replace(fault, field=f"--strategies {text!r}: {fault.field}") for fault in error.faults)
+        raise InvalidInputError(tuple(named)) from None
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:

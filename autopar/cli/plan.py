@@ -38,9 +38,9 @@ Exit code 1: no strategy fits. --json then has fits (false), reasons, faults,
 
 
 class SeveralValues(click.Command):
-    """Lets ``--fix tp=8 pp=4`` give two values to one flag: this command takes no other bare words."""
+    """Lets ``--fix tp=8 pp=4`` give two values to one flag: every word up to the next flag is one."""
 
-    repeated = ("--fix", "--max", "--min", "--forbid", "--price")
+    repeated: tuple[str, ...] = ("--fix", "--max", "--min", "--forbid", "--price")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         expanded: list[str] = []

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 16
 """Pipeline ranks of a figure: the fullest of them, or the first."""
-MAX_PIECES = 2_000
+MAX_PIECES = 4_500
 """Passes that a timeline draws; a longer step is drawn at its start and at its end."""
+WINDOW_PASSES = 120
+"""Passes of a rank in each of the two."""
 SHOWN_SHARE = 0.0005
 MARK_OF_KIND = {
     ActionKind.FORWARD: palette.PASSES["forward"],
@@ -268,7 +270,7 @@ def lanes(drawn: StepTimeline) -> tuple[Lanes, ...]:
     total = sum(map(len, shown))
     if total <= MAX_PIECES:
         return (_window(drawn, "The whole step", 0.0, drawn.step_time_seconds),)
-    each = MAX_PIECES // 2 // len(shown)
+    each = min(MAX_PIECES // 2 // len(shown), WINDOW_PASSES)
     until = min(float(rank.finish_seconds[min(each, len(rank)) - 1]) for rank in shown)
     since = max(float(rank.start_seconds[-min(each, len(rank))]) for rank in shown)
     return (

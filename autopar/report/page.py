@@ -6,6 +6,7 @@ that scroll on their own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape as _escape
@@ -14,6 +15,7 @@ import autopar
 
 from .style import STYLE
 
+_CODE = re.compile("`([^`]+)`")
 SHORT = 14
 """A row's heading of at most so many characters is never wrapped."""
 
@@ -58,14 +60,19 @@ def page(title: str, lead: Sequence[Markup], sections: Iterable[Section]) -> str
     )
 
 
+def inline(text: str) -> Markup:
+    """:func:`escape`, with what stands between backticks as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))
+
+
 def paragraph(text: str, kind: str = "") -> Markup:
     """A paragraph; ``kind`` is "note" (muted), "warning" or "verdict"."""
-    return Markup(f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>") if text else Markup()
+    return Markup(f'<p class="{kind}">{inline(text)}</p>' if kind else f"<p>{inline(text)}</p>") if text else Markup()
 
 
 def bullets(texts: Iterable[str], kind: str = "") -> Markup:
     """A list; nothing where there is nothing to say."""
-    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    items = "".join(f"<li>{inline(text)}</li>" for text in texts)
     return Markup(f'<ul class="{kind}">{items}</ul>' if items else "")
 
 

@@ -8,7 +8,7 @@ from autopar.costmodel.spec.units import TERA, format_bytes, format_count, forma
 
 from . import figure_data, svg
 from .origins import origin_sections
-from .page import Markup, Section, bullets, details, escape, facts, legend, page, paragraph, table
+from .page import Markup, Section, bullets, details, facts, legend, page, paragraph, table
 from .subject import Subject
 from .text import batch_text, strategy_rows
 
@@ -129,7 +129,8 @@ def _timeline(subject: Subject) -> Iterator[Markup]:
     if ranks > figure_data.MAX_RANKS:
         notes.append(f"The first {figure_data.MAX_RANKS} of {ranks} ranks.")
     notes.append("Busy: the share of the passes' time in which the rank computes or waits for communication inside a pass.")
-    yield paragraph(Markup(" ".join([*map(escape, notes), "<code>--trace FILE</code> writes the passes for Perfetto."])), "note")
+    notes.append("`--trace FILE` writes the passes for Perfetto.")
+    yield paragraph(" ".join(notes), "note")
 
 
 def _communication(subject: Subject) -> Iterator[Markup]:
@@ -152,8 +153,8 @@ def _communication(subject: Subject) -> Iterator[Markup]:
     columns = ("axis", "group", f"over {tiers[0]}", f"over {network}", "exposed time")
     yield table(columns, rows, words=(0, 1), caption=f"Sent by one GPU of pipeline rank {rank} in a step")
     yield paragraph(
-        "Bytes are those of ring algorithms; a pipeline or data group over several domains sends over the network. Exposed time is what"
-        " overlap does not hide; what a recomputation sends again counts under recomputation.",
+        "Bytes are those of ring algorithms, experts' of the fullest rank; of a group over several domains a part crosses the network."
+        " Exposed time is what overlap does not hide; what a recomputation sends again counts under recomputation.",
         "note",
     )
 
@@ -227,6 +228,8 @@ def _rejected(subject: Subject) -> Iterator[Markup]:
         return
     search = subject.plan.search
     yield paragraph(f"{search.evaluated:,} strategies were evaluated ({search.method}; {search.optimality}).")
+    if search.bound_seconds is not None:
+        yield paragraph(f"No strategy, its stages placed evenly or not, has a step shorter than {format_seconds(search.bound_seconds)}.")
     if subject.plan.inputs.constraints:
         yield paragraph(f"Asked for: {', '.join(subject.plan.inputs.constraints)}.")
     from autopar.search.feasibility import summaries

@@ -66,7 +66,7 @@ svg .small{fill:var(--muted);font-size:11px;}
 .hollow{fill:none;stroke:var(--grey);stroke-width:1.4;}
 .ring{fill:none;stroke:var(--text);stroke-width:2;}
 .name{paint-order:stroke;stroke:var(--ground);stroke-width:4px;font-weight:600;}
-.plot{margin:1.5rem 0 .2rem;}
+.plot{margin:2.2rem 0 .2rem;}
 .paper{background:#fff;color:#222;border-radius:.5rem;padding:.5rem;}
 .paper svg{max-width:100%;height:auto;}
 .paper svg text{fill:#222;}
@@ -90,6 +90,8 @@ footer{margin-top:3rem;border-top:1px solid var(--line);font-size:.88rem;}
   nav,.skip{display:none;}
   section{margin-top:1.4rem;}
   .scroll{overflow:visible;}
+  table{font-size:8pt;}
+  th,td{padding-right:.5rem;}
   tr,.facts div,.chart,.plot{break-inside:avoid;}
   h2,h3{break-after:avoid;}
   *{print-color-adjust:exact;-webkit-print-color-adjust:exact;}

@@ -140,7 +140,7 @@ def _plot_axes(low: float, top: float, right: float, capacity: float) -> str:
         f'<text class="small" x="{x:.2f}%" y="12" dx="{shift}" text-anchor="{anchor}">memory of a GPU, {format_bytes(capacity)}</text>'
     )
     parts.append(f'<text class="small" x="100%" y="{PLOT + 34}" text-anchor="end">peak memory of the fullest GPU, GiB</text>')
-    parts.append('<text class="small" x="0" y="-4">step time</text>')
+    parts.append('<text class="small" x="0" y="-16">step time</text>')
     return "".join(parts)
 
 

@@ -1,6 +1,7 @@
 """The simulated step as a Chrome trace (the JSON that Perfetto and chrome://tracing open).
 
-One process a pipeline rank, with a thread for what it computes and one for the communication that it waits for. Times are
+One process a pipeline rank, with a thread for what it computes, one for the communication that it waits for, and a counter of the
+passes it holds. Times are
 those of the cost model's simulation; where inside a pass its communication stands is not simulated, so each axis has one slice
 a pass, at the pass's end, as long as all of it together. Format: the Trace Event Format, catapult-project.
 """
@@ -11,6 +12,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 import autopar
 from autopar.costmodel.spec.schedule_action import ActionKind
@@ -31,6 +34,9 @@ NAMES = {
     ActionKind.BACKWARD_INPUT: "backward, input part",
     ActionKind.BACKWARD_WEIGHT: "backward, weight part",
 }
+
+HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.BACKWARD_INPUT: 0, ActionKind.BACKWARD_WEIGHT: -1}
+"""What a pass adds to those whose activations a rank holds."""
 
 Event = dict[str, object]
 
@@ -54,11 +60,13 @@ def trace_events(problem: Problem, drawn: StepTimeline) -> Iterator[Event]:
     """Names of the tracks, then the events of every rank."""
     tiers = (problem.cluster.fast_tier.name, problem.cluster.network_tier.name)
     yield from _step(drawn)
+    first = 0
     for number, rank in enumerate(drawn.ranks):
         yield from _names(number, rank, drawn)
-        track = _Track(number=number, rank=rank, drawn=drawn, tiers=tiers)
+        track = _Track(number=number, first=first, rank=rank, drawn=drawn, tiers=tiers)
         yield from track.passes()
         yield from track.end()
+        first += len(rank)
 
 
 def _about(problem: Problem, strategy: Strategy, drawn: StepTimeline) -> dict[str, object]:
@@ -109,6 +117,8 @@ class _Track:
     """One pipeline rank's events."""
 
     number: int
+    first: int
+    """Passes of the ranks before: what makes the number of an arrow unique. Perfetto reads arrows by whole numbers alone."""
     rank: RankActions
     drawn: StepTimeline
     tiers: tuple[str, str]
@@ -125,9 +135,11 @@ class _Track:
     def _run(self, places: range, times: list[tuple[float, float]]) -> Iterator[Event]:
         """Passes one after the other, each with what it waits for and where its input came from."""
         kinds, before, waited_from = self.rank.kinds(), (-1.0, -1.0), 0.0
+        held = np.cumsum([HELD[kind] for kind in kinds])
         for place in places:
             traffic = self.drawn.traffic_of(int(self.rank.stage[place]), kinds[place])
             yield self._pass(place, kinds[place], traffic, times[place])
+            yield from self._held(kinds[place], int(held[place]), times[place])
             until = waited_from if times[place] == before else times[place][1]  # two passes at the same time share the end
             yield from self._waits(traffic, until)
             before, waited_from = times[place], until - sum(one.exposed_seconds for one in traffic)
@@ -139,6 +151,12 @@ class _Track:
         sent = {one.axis.value: round(one.sent_bytes) for one in traffic if one.sent_bytes}
         args |= {"sent_bytes": sent} if sent else {}
         return _slice(f"{kind.value}{microbatch}.{stage}", NAMES[kind], self.number, COMPUTE, times, args)
+
+    def _held(self, kind: ActionKind, count: int, times: tuple[float, float]) -> Iterator[Event]:
+        """The passes whose activations the rank holds: one more as a forward begins, one less as its backward ends."""
+        if HELD[kind]:
+            at = times[0] if kind is ActionKind.FORWARD else times[1]
+            yield {"name": "passes held", "ph": "C", "pid": self.number, "ts": _microseconds(at), "args": {"passes": count}}
 
     def _waits(self, traffic: Traffic, until: float) -> Iterator[Event]:
         """A slice for each axis that the pass waits for, the last of them ending at ``until``."""
@@ -162,7 +180,7 @@ class _Track:
         if not any(position in places for places in drawn_passes(other, self.drawn)):
             return
         sent_at = (float(other.start_seconds[position]), float(other.finish_seconds[position]))
-        name: Event = {"name": "activations or gradients", "cat": "pipeline", "id": f"{self.number}.{place}", "tid": COMPUTE}
+        name: Event = {"name": "activations or gradients", "cat": "pipeline", "id": self.first + place, "tid": COMPUTE}
         yield {**name, "ph": "s", "pid": source, "ts": round(max(_microseconds(sent_at[1]) - 0.001, _microseconds(sent_at[0])), 3)}
         yield {**name, "ph": "f", "bp": "e", "pid": self.number, "ts": _microseconds(times[0])}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.strategy import PipelineSchedule
@@ -24,6 +24,7 @@ CASES: tuple[tuple[str, int, str, str], ...] = (
     ("deepseek-v3", 2_048, "h800-sxm-80gb", "every schedule"),
 )
 REPEATS = 5
+COLUMNS = ("model", "GPUs", "framework", "evaluated", "covered", "first s", "best s", "evaluated a second")
 
 
 def problem(model: str, gpus: int, gpu: str, framework: str) -> Problem:
@@ -37,25 +38,60 @@ def problem(model: str, gpus: int, gpu: str, framework: str) -> Problem:
     return replace(asked, framework=open_to_all)
 
 
-def measure(case: tuple[str, int, str, str]) -> str:
-    """One line of the table."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What one case took."""
+
+    model: str
+    gpus: int
+    framework: str
+    evaluated: int
+    covered: int
+    first_seconds: float
+    best_seconds: float
+
+    @property
+    def evaluated_per_second(self) -> float:
+        return self.evaluated / self.best_seconds
+
+
+def measure(case: tuple[str, int, str, str], repeats: int = REPEATS) -> Speed:
+    """Search ``repeats`` times."""
     asked = problem(*case)
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         started = time.perf_counter()
         result = search(asked)
         seconds.append(time.perf_counter() - started)
-    evaluated, covered = result.summary.evaluated, sum(result.summary.rejected.values())
     model, gpus, _, framework = case
+    return Speed(
+        model=model,
+        gpus=gpus,
+        framework=framework,
+        evaluated=result.summary.evaluated,
+        covered=sum(result.summary.rejected.values()),
+        first_seconds=seconds[0],
+        best_seconds=min(seconds),
+    )
+
+
+def row(speed: Speed) -> tuple[str, ...]:
+    """The cells under ``COLUMNS``."""
     return (
-        f"| {model} | {gpus:,} | {framework} | {evaluated:,} | {covered:,} | {seconds[0]:.2f} | {min(seconds):.2f}"
-        f" | {evaluated / min(seconds):,.0f} |"
+        speed.model,
+        f"{speed.gpus:,}",
+        speed.framework,
+        f"{speed.evaluated:,}",
+        f"{speed.covered:,}",
+        f"{speed.first_seconds:.2f}",
+        f"{speed.best_seconds:.2f}",
+        f"{speed.evaluated_per_second:,.0f}",
     )
 
 
 def main() -> None:
-    lines = ["| model | GPUs | framework | evaluated | covered | first s | best s | evaluated a second |", "|" + "---|" * 8]
-    lines += [measure(case) for case in CASES]
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(row(measure(case))) + " |" for case in CASES]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     sys.stdout.write("\n".join([*lines, "", f"peak memory of the process: {peak:.0f} MB", ""]))
 

@@ -102,11 +102,11 @@ def _pairs() -> list[tuple]:
         (("--gpus", 8, "--strategies", "tp=1", "tp=2"), ["--gpus is for --model"]),
         (("--strategies", "tp=1", "tp=2"), ["give --model, or a plan file"]),
         ((*MODEL, "--strategies", "tp=1"), ["plans=1"]),
-        ((*MODEL, "--strategies", "tp=one", "speed=2", "tp=3"), ["tp='one'", "'speed'", "gpus=8"]),
+        ((*MODEL, "--strategies", "tp=one", "speed=2", "tp=3"), ["tp='one'", "'speed'", "--strategies 'tp=3': gpus=8"]),
         ((*MODEL, *STRATEGIES, "--json", "--markdown"), ["not both"]),
         ((*MODEL, *STRATEGIES, "--price", "cheap"), ["--price='cheap'"]),
         ((*MODEL, *STRATEGIES, "--price", 1, "--price", 2), ["one for each of the 3"]),
-        ((*MODEL, *STRATEGIES, "--tokens", "lots"), ["--tokens='lots'"]),
+        ((*MODEL, *STRATEGIES, "--tokens", "lots", "--price", "nan"), ["--tokens='lots'", "--price='nan'"]),
         ((*MODEL, *STRATEGIES, "--fail-if-slower", "0.02"), ["--fail-if-slower='0.02'", "2%"]),
     ],
 )

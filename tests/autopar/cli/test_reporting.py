@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -82,6 +83,13 @@ def test_a_trace_of_too_many_passes_is_refused(autopar, tmp_path: Path) -> None:
     assert (outcome.code, outcome.out) == (2, "")
     assert "at most 1,000,000 passes" in outcome.err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_page_needs_no_template_engine_and_no_plotting(tmp_path: Path) -> None:
+    arguments = [str(argument) for argument in (*ESTIMATE, "--report", tmp_path / "out.html", "--trace", tmp_path / "out.json")]
+    heavy = ("matplotlib", "jinja2", "pandas", "scipy", "torch")
+    code = f"import sys; from autopar.cli.app import run; assert run({arguments}) == 0; assert not set(sys.modules) & set({heavy})"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
 
 
 def test_figures_without_matplotlib_are_absent_not_a_bug(autopar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

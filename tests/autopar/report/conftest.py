@@ -58,6 +58,10 @@ class Browser:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)["value"]
 
+    def close(self) -> None:
+        """End the session and its browser, which would outlive its driver."""
+        urllib.request.urlopen(urllib.request.Request(self.address, method="DELETE"), timeout=60).close()
+
     def open(self, path: Path, *, width: int, dark: bool = False) -> None:
         """The page at ``width`` CSS pixels, as a reader of light or dark pages sees it."""
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -90,7 +94,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("chromium")
     with subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
-            yield _session(process, [*CHROMIUM, f"--user-data-dir={folder}"], chromium)
+            session = _session(process, [*CHROMIUM, f"--user-data-dir={folder}"], chromium)
+            yield session
+            session.close()
         finally:
             process.terminate()
 

@@ -125,6 +125,14 @@ def test_an_estimate_has_the_changes_that_help(pages: dict[str, str]) -> None:
     assert "strategies refused" not in text.lower()
 
 
+def test_a_bound_is_told_where_there_is_one(subject: Subject) -> None:
+    assert subject.plan is not None
+    search = replace(subject.plan.search, bound_seconds=1.25)
+    assert "has a step shorter than 1.25 s" in strategy_page(replace(subject, plan=replace(subject.plan, search=search)))
+    none = replace(subject.plan.search, bound_seconds=None)
+    assert "has a step shorter" not in strategy_page(replace(subject, plan=replace(subject.plan, search=none)))
+
+
 def test_what_does_not_fit_is_said_first() -> None:
     problem, assumptions = build_problem("gpt-22b", gpus=8)
     strategy = Strategy(data_parallel_size=8)
@@ -170,6 +178,10 @@ def test_no_text_gets_out_of_its_element(text: str) -> None:
 def test_markup_is_kept_and_text_is_escaped() -> None:
     assert escape("<b>&") == "&lt;b&gt;&amp;"
     assert escape(Markup("<b>")) == "<b>"
+
+
+def test_backticks_are_code_and_still_escaped() -> None:
+    assert paragraph("`pip install 'a[b]'` & <b>") == "<p><code>pip install &#x27;a[b]&#x27;</code> &amp; &lt;b&gt;</p>"
 
 
 def test_a_section_without_content_is_left_out() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from autopar.api import build_problem
+from autopar.costmodel.pipeline import simulate
 from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.schedule import build_schedule
 from autopar.costmodel.spec.strategy import PipelineSchedule, Strategy
 from autopar.costmodel.step_timeline import StepTimeline, step_timeline
 from autopar.report import trace
@@ -66,8 +68,8 @@ def unnumbered(event: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("strategy", SCHEDULES, ids=lambda strategy: strategy.describe())
 def test_every_event_keeps_to_the_format(strategy: Strategy) -> None:
-    needed = {"X": {"name", "cat", "ts", "dur", "pid", "tid"}, "M": {"name", "args", "pid"}}
-    needed |= {"s": {"name", "cat", "id", "ts", "pid", "tid"}, "f": {"name", "cat", "id", "ts", "pid", "tid", "bp"}}
+    needed = {"X": {"name", "cat", "ts", "dur", "pid", "tid"}, "M": {"name", "args", "pid"}, "C": {"name", "ts", "pid", "args"}}
+    needed |= {kind: {"name", "cat", "id", "ts", "pid", "tid"} for kind in "sf"}
     found = document(strategy)
     assert found["displayTimeUnit"] == "ms"
     for event in found["traceEvents"]:
@@ -97,6 +99,7 @@ def test_arrows_leave_and_reach_a_slice(strategy: Strategy) -> None:
         if event["ph"] in "sf":
             inside = [s for s in tracks[event["pid"], event["tid"]] if s["ts"] <= event["ts"] <= s["ts"] + s["dur"]]
             assert inside
+            assert isinstance(event["id"], int)
             ends[event["id"]].append(event)
     assert all([event["ph"] for event in pair] == ["s", "f"] and pair[0]["ts"] <= pair[1]["ts"] for pair in ends.values())
     assert bool(ends) is (strategy.pipeline_parallel_size > 1)
@@ -115,6 +118,20 @@ def test_the_trace_says_what_the_timeline_says(strategy: Strategy) -> None:
         waited = sum(s["dur"] for s in tracks[number, trace.COMMUNICATION]) / 1e6
         told = sum(one.exposed_seconds for one in timeline.step_traffic(number))
         assert waited == pytest.approx(told, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", SCHEDULES, ids=lambda strategy: strategy.describe())
+def test_the_counter_ends_at_zero_and_peaks_where_the_schedule_does(strategy: Strategy) -> None:
+    problem, timeline = drawn(strategy)
+    found = json.loads(trace_json(problem, strategy, timeline))
+    count = 16 // strategy.data_parallel_size
+    sizes = (strategy.pipeline_schedule, strategy.pipeline_parallel_size, strategy.virtual_pipeline_stages, count)
+    for number in range(strategy.pipeline_parallel_size):
+        held = [event["args"]["passes"] for event in found["traceEvents"] if event["ph"] == "C" and event["pid"] == number]
+        assert held[-1] == 0
+        assert min(held) == 0
+        stages = build_schedule(*sizes).num_model_stages
+        assert max(held) == simulate(build_schedule(*sizes), [1.0] * stages, [1.0] * stages, [1.0] * stages).in_flight[number]
 
 
 def test_a_long_step_is_drawn_at_its_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
