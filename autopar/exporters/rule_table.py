@@ -58,9 +58,7 @@ _COUNTED = frozenset({"ML-T4", "NT-3"})
 def rule_entries() -> tuple[RuleEntry, ...]:
     """The table, in the order of the rules' ids within a framework."""
     facts = [RuleEntry(id=name, summary=text, action=Action.COUNTED, enforcement="documented") for name, text in _FACTS.items()]
-    checked = [
-        RuleEntry(id=rule.id, summary=rule.summary, action=_action(rule.id), enforcement=rule.enforcement.value) for rule in CHECKED
-    ]
+    checked = [RuleEntry(id=rule.id, summary=rule.summary, action=_action(rule.id), enforcement=rule.enforcement.value) for rule in CHECKED]
     order = ("ML-W", "ML-T", "ML-C", "ML-P", "ML-B", "ML-E", "ML-D", "MB", "TT", "DS", "NT", "AC", "TR")
     return tuple(sorted((*checked, *facts), key=lambda entry: (_place(entry.id, order), _number(entry.id))))
 

@@ -74,7 +74,13 @@ def test_a_shell_sees_in_a_script_what_the_importer_reads(script: Path, tmp_path
         recorder = tmp_path / name
         recorder.write_text(f'#!/bin/bash\nprintf "%s\\0" "$@" > {tmp_path}/words-{name}\n')
         recorder.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NODE_RANK": "0", "MASTER_ADDR": "host", "SLURM_JOB_NODELIST": "n", "SLURM_JOB_ID": "1"}
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "host",
+        "SLURM_JOB_NODELIST": "n",
+        "SLURM_JOB_ID": "1",
+    }
     subprocess.run(["bash", str(script), "train.py", "--mine", "a b"], check=True, env=environment, timeout=20)
     launcher = next(name for name in ("srun", "torchrun", "accelerate") if (tmp_path / f"words-{name}").exists())
     seen = (tmp_path / f"words-{launcher}").read_bytes().decode().split("\0")[:-1]
@@ -94,7 +100,12 @@ def test_golden_files_are_read_back(plan: str, framework: str) -> None:
     source = source_of(str(FOLDER / plan / framework / FROM.get(framework, "train.sh")))
     found = complete(
         importer(framework).read(source),
-        Given(model=asked.model.name, gpus=asked.strategy.world_size, gpu=asked.cluster.device.id, sequence_length=asked.training.sequence_length),
+        Given(
+            model=asked.model.name,
+            gpus=asked.strategy.world_size,
+            gpu=asked.cluster.device.id,
+            sequence_length=asked.training.sequence_length,
+        ),
     )
     assert found.strategy == asked.strategy
     assert found.inputs.model == asked.model

@@ -57,7 +57,9 @@ def _accelerate(strategy: Strategy) -> Strategy:
         expert_parallel_size=1,
     )  # fmt: skip
     ranks = strategy.pipeline_parallel_size * strategy.virtual_pipeline_stages
-    return replace(plain, pipeline_parallel_size=1, data_parallel_size=strategy.data_parallel_size * ranks // strategy.virtual_pipeline_stages)
+    return replace(
+        plain, pipeline_parallel_size=1, data_parallel_size=strategy.data_parallel_size * ranks // strategy.virtual_pipeline_stages
+    )
 
 
 def _nanotron(strategy: Strategy) -> Strategy:

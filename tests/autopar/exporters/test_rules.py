@@ -46,7 +46,9 @@ SOUND: dict[str, tuple[Any, Question, tuple[FrameworkRule, ...], dict[str, break
     "torchtitan": (
         Torchtitan(),
         question(
-            Strategy(tensor_parallel_size=4, sequence_parallel=True, pipeline_parallel_size=2, data_parallel_size=4, expert_parallel_size=4),
+            Strategy(
+                tensor_parallel_size=4, sequence_parallel=True, pipeline_parallel_size=2, data_parallel_size=4, expert_parallel_size=4
+            ),
             "qwen3-30b-a3b",
         ),
         TORCHTITAN_RULES,
