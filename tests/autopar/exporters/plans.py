@@ -36,7 +36,9 @@ INSTEAD: dict[tuple[str, str], dict[str, Any] | None] = {
     ("gpt-175b", "deepspeed"): {**_PLAIN, "sequence_parallel": False},
     ("gpt-175b", "accelerate"): {**_SHARDED, "data_parallel_size": 32, "zero_stage": 3, "micro_batch_size": 1},
     ("llama3-405b", "torchtitan"): {"context_parallel_kind": ContextParallelKind.ALL_GATHER},
-    ("llama3-405b", "deepspeed"): {**_SHARDED, "context_parallel_kind": ContextParallelKind.ULYSSES, "data_parallel_size": 64, "zero_stage": 3},
+    ("llama3-405b", "deepspeed"): {
+        **_SHARDED, "context_parallel_kind": ContextParallelKind.ULYSSES, "data_parallel_size": 64, "zero_stage": 3,
+    },
     ("llama3-405b", "accelerate"): {
         **_SHARDED, "context_parallel_kind": ContextParallelKind.ALL_GATHER, "data_parallel_size": 64, "zero_stage": 3,
     },

@@ -36,7 +36,8 @@ COUNTS = {"ML": 67, "MB": 12, "TT": 15, "DS": 15, "NT": 7, "AC": 7, "TR": 6}
 
 def _mixtral(**changes: Any) -> Question:
     values: dict[str, Any] = {
-        "tensor_parallel_size": 4, "sequence_parallel": True, "pipeline_parallel_size": 2, "data_parallel_size": 8, "expert_parallel_size": 4,
+        "tensor_parallel_size": 4, "sequence_parallel": True, "pipeline_parallel_size": 2, "data_parallel_size": 8,
+        "expert_parallel_size": 4,
     }  # fmt: skip
     return question(Strategy(**values | changes), "mixtral-8x7b")
 
