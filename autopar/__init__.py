@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autopar.api import estimate, explain, plan, read_plan, write_plan
+    from autopar.api import diagnose, estimate, explain, export, import_plan, plan, read_plan, write_plan
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "estimate", "explain", "plan", "read_plan", "write_plan"]
+__all__ = ["__version__", "diagnose", "estimate", "explain", "export", "import_plan", "plan", "read_plan", "write_plan"]
 
 _folder = Path(__file__).parent
 if not (_folder / "costmodel").is_dir() and (_folder.parent / "costmodel").is_dir() and (_folder.parent / "pyproject.toml").is_file():

@@ -16,7 +16,6 @@ from autopar.costmodel.spec.model import ModelSpec
 from autopar.exporters.bridge_recipes import model_of_recipe
 from autopar.exporters.bridge_rules import BRIDGE_RULES, FINETUNE, FSDP_VERSION, PIPELINE_DTYPE
 from autopar.exporters.bridge_settings import megatron_flags
-from autopar.exporters.launch import flag_words
 from autopar.exporters.megatron_layout import layout_string
 from autopar.exporters.megatron_lm import RULES
 from autopar.exporters.megatron_model import model_settings
