@@ -116,6 +116,8 @@ def _layers_sum(c: Configuration) -> Iterator[Fault]:
         return
     try:
         virtual, split = layout.split_fields(c.settings, num_layers=sizes.layers, pipeline=sizes.pp)
+        named = text(c.settings, layout.LAYOUT)
+        split = tuple(stage.count("t") for stage in layout.layout_stages(named)) if named else split
     except InvalidInputError as error:
         yield from error.faults
         return

@@ -47,7 +47,10 @@ def _measured(found: Diagnosis) -> RenderableType:
     table = field_table("measured against estimated")
     table.add_row("measured", format_seconds(measured))
     table.add_row("estimated", format_seconds(estimated))
-    table.add_row("difference", f"{format_seconds(abs(measured - estimated))} {'more' if measured >= estimated else 'less'} ({measured / estimated - 1:+.1%})")
+    table.add_row(
+        "difference",
+        f"{format_seconds(abs(measured - estimated))} {'more' if measured >= estimated else 'less'} ({measured / estimated - 1:+.1%})",
+    )
     verdict = {True: "where 9 in 10 comparable runs lie", False: "outside the range of 9 in 10 comparable runs: look for a cause"}
     if found.within_interval is not None:
         table.add_row("that is", verdict[found.within_interval])
