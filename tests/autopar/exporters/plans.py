@@ -42,7 +42,7 @@ INSTEAD: dict[tuple[str, str], dict[str, Any] | None] = {
     ("llama3-405b", "accelerate"): {
         **_SHARDED, "context_parallel_kind": ContextParallelKind.ALL_GATHER, "data_parallel_size": 64, "zero_stage": 3,
     },
-    ("llama3-405b", "nanotron"): {**_PLAIN, "pipeline_parallel_size": 2, "data_parallel_size": 32},
+    ("llama3-405b", "nanotron"): {**_PLAIN, "pipeline_parallel_size": 2, "context_parallel_size": 1, "data_parallel_size": 64},
     ("deepseek-v3", "deepspeed"): {**_SHARDED, "tensor_parallel_size": 2, "data_parallel_size": 1024, "zero_stage": 2},
     ("deepseek-v3", "accelerate"): None,
     ("deepseek-v3", "nanotron"): None,

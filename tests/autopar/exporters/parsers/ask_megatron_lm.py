@@ -49,13 +49,7 @@ print(
             "gbs": args.global_batch_size,
             "layers": args.num_layers,
             "distributed": args.use_distributed_optimizer,
-            "split": [
-                [stage.count(kind) for kind in set(map(str, stage))] and len([k for k in stage if "decoder" in str(k)])
-                for rank in layout.layout
-                for stage in rank
-            ]
-            if layout
-            else [],
+            "split": [sum("decoder" in str(kind) for kind in stage) for rank in layout.layout for stage in rank] if layout else [],
         }
     )
 )

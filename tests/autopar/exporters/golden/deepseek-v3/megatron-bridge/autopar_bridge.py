@@ -19,7 +19,7 @@ def autopar_plan() -> ConfigContainer:
     config.model.sequence_parallel = False
     config.model.pipeline_model_parallel_size = 16
     config.model.virtual_pipeline_model_parallel_size = None
-    config.model.pipeline_model_parallel_layout = "Et*4|(t*4|)*14tmL"
+    config.model.pipeline_model_parallel_layout = 'Et*4|(t*4|)*14tmL'
     config.model.num_layers_in_first_pipeline_stage = None
     config.model.num_layers_in_last_pipeline_stage = None
     config.model.account_for_embedding_in_pipeline_split = False
@@ -29,10 +29,10 @@ def autopar_plan() -> ConfigContainer:
     config.model.hierarchical_context_parallel_sizes = None
     config.model.expert_model_parallel_size = 8
     config.model.expert_tensor_parallel_size = 1
-    config.model.moe_token_dispatcher_type = "alltoall"
+    config.model.moe_token_dispatcher_type = 'alltoall'
     config.model.moe_grouped_gemm = True
-    config.model.recompute_granularity = "full"
-    config.model.recompute_method = "uniform"
+    config.model.recompute_granularity = 'full'
+    config.model.recompute_method = 'uniform'
     config.model.recompute_num_layers = 1
     config.model.recompute_modules = None
     config.model.seq_length = 4096
@@ -46,10 +46,10 @@ def autopar_plan() -> ConfigContainer:
     config.ddp.overlap_param_gather = True
     config.dist.use_megatron_fsdp = False
     config.ddp.use_megatron_fsdp = False
-    config.ddp.data_parallel_sharding_strategy = "no_shard"
-    config.checkpoint.ckpt_format = "torch_dist"
+    config.ddp.data_parallel_sharding_strategy = 'no_shard'
+    config.checkpoint.ckpt_format = 'torch_dist'
     config.dist.use_tp_pp_dp_mapping = False
-    config.mixed_precision = "bf16_mixed"
+    config.mixed_precision = 'bf16_mixed'
     config.model.pipeline_dtype = torch.bfloat16
     return config
 

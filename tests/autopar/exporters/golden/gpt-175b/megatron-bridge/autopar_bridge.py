@@ -45,8 +45,8 @@ def autopar_plan() -> ConfigContainer:
     config.ddp.overlap_param_gather = True
     config.dist.use_megatron_fsdp = False
     config.ddp.use_megatron_fsdp = False
-    config.ddp.data_parallel_sharding_strategy = "no_shard"
-    config.checkpoint.ckpt_format = "torch_dist"
+    config.ddp.data_parallel_sharding_strategy = 'no_shard'
+    config.checkpoint.ckpt_format = 'torch_dist'
     config.dist.use_tp_pp_dp_mapping = False
     config.model.num_layers = 96
     config.model.hidden_size = 12288
@@ -56,8 +56,8 @@ def autopar_plan() -> ConfigContainer:
     config.model.kv_channels = 128
     config.model.vocab_size = 51200
     config.model.gated_linear_unit = False
-    config.model.normalization = "LayerNorm"
-    config.model.position_embedding_type = "learned_absolute"
+    config.model.normalization = 'LayerNorm'
+    config.model.position_embedding_type = 'learned_absolute'
     config.model.add_qkv_bias = False
     config.model.qk_layernorm = False
     config.model.mtp_num_layers = None
@@ -66,11 +66,11 @@ def autopar_plan() -> ConfigContainer:
     config.model.moe_ffn_hidden_size = None
     config.model.moe_shared_expert_intermediate_size = None
     config.model.moe_router_enable_expert_bias = False
-    config.model.moe_router_score_function = "softmax"
+    config.model.moe_router_score_function = 'softmax'
     config.model.moe_router_pre_softmax = False
     config.model.add_bias_linear = True
     config.model.share_embeddings_and_output_weights = True
-    config.mixed_precision = "bf16_mixed"
+    config.mixed_precision = 'bf16_mixed'
     config.model.pipeline_dtype = torch.bfloat16
     return config
 

@@ -19,13 +19,13 @@ def autopar_plan() -> ConfigContainer:
     config.model.sequence_parallel = True
     config.model.pipeline_model_parallel_size = 16
     config.model.virtual_pipeline_model_parallel_size = None
-    config.model.pipeline_model_parallel_layout = "Et|(t*2|)*62tL"
+    config.model.pipeline_model_parallel_layout = 'Et|(t*2|)*62tL'
     config.model.num_layers_in_first_pipeline_stage = None
     config.model.num_layers_in_last_pipeline_stage = None
     config.model.account_for_embedding_in_pipeline_split = False
     config.model.account_for_loss_in_pipeline_split = False
     config.model.context_parallel_size = 2
-    config.model.cp_comm_type = "p2p"
+    config.model.cp_comm_type = 'p2p'
     config.model.hierarchical_context_parallel_sizes = None
     config.model.expert_model_parallel_size = 1
     config.model.expert_tensor_parallel_size = 1
@@ -44,10 +44,10 @@ def autopar_plan() -> ConfigContainer:
     config.ddp.overlap_param_gather = True
     config.dist.use_megatron_fsdp = False
     config.ddp.use_megatron_fsdp = False
-    config.ddp.data_parallel_sharding_strategy = "no_shard"
-    config.checkpoint.ckpt_format = "torch_dist"
+    config.ddp.data_parallel_sharding_strategy = 'no_shard'
+    config.checkpoint.ckpt_format = 'torch_dist'
     config.dist.use_tp_pp_dp_mapping = False
-    config.mixed_precision = "bf16_mixed"
+    config.mixed_precision = 'bf16_mixed'
     config.model.pipeline_dtype = torch.bfloat16
     return config
 

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # llama3.1-405b on 1,024 x NVIDIA H100 SXM5 80GB (128 x dgx-h100)
 # 2,048 sequences of 8,192 tokens a step, bf16
-# TP8 PP2 CP2 DP32 mbs1 ZeRO-1 1f1b recompute=none
+# TP8 PP2 DP64 mbs1 ZeRO-1 1f1b recompute=none
 # for nanotron (nanotron 0.4), written by autopar 0.1.0
 # Tokenizer, data, learning rate and checkpoints are placeholders: set yours.
-# parallelism.context_parallel_size is of nanotron's main of 2026-04 (2411b022): release 0.4 does not have it.
 set -euo pipefail
 
 export CUDA_DEVICE_MAX_CONNECTIONS=1
