@@ -15,13 +15,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autopar.api import compare, estimate, explain, pareto, plan, read_plan, size, whatif, write_plan
+    from autopar.interchange import diagnose, export, import_plan
     from autopar.training import parallelize
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "__version__", "compare", "estimate", "explain", "parallelize", "pareto", "plan", "read_plan", "size", "whatif", "write_plan",
+    "__version__", "compare", "diagnose", "estimate", "explain", "export", "import_plan", "parallelize", "pareto", "plan", "read_plan",
+    "size", "whatif", "write_plan",
 ]  # fmt: skip
+
+_HOMES = {
+    "parallelize": "autopar.training",
+    **dict.fromkeys(("diagnose", "export", "import_plan"), "autopar.interchange"),
+}
 
 _folder = Path(__file__).parent
 if not (_folder / "costmodel").is_dir() and (_folder.parent / "costmodel").is_dir() and (_folder.parent / "pyproject.toml").is_file():
@@ -33,7 +40,7 @@ del _folder
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'autopar' has no attribute {name!r}")
-    return getattr(import_module("autopar.training" if name == "parallelize" else "autopar.api"), name)
+    return getattr(import_module(_HOMES.get(name, "autopar.api")), name)
 
 
 def __dir__() -> list[str]:

@@ -95,9 +95,9 @@ def explain_strategy(problem: Problem, strategy: Strategy) -> Explanation:
     too_large = memory_fault(now.peak_memory_bytes, now.memory_capacity_bytes) if now is not None and not now.fits else None
     refused += (too_large,) if too_large is not None else ()
     limit = float("inf") if now is None or refused else now.step_time_seconds * (1 - WORTHWHILE)
-    changes = [change for change in _evaluated(problem, strategy) if change.fits and change.step_time_seconds < limit]
+    changes = [change for change in single_changes(problem, strategy) if change.fits and change.step_time_seconds < limit]
     if refused and not changes:
-        changes = list(_two_steps(problem, strategy))
+        changes = list(two_changes(problem, strategy))
     changes.sort(key=lambda change: change.step_time_seconds)
     return Explanation(
         strategy=strategy,
@@ -136,7 +136,7 @@ def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
             yield label, candidate
 
 
-def _evaluated(problem: Problem, strategy: Strategy) -> Iterator[Change]:
+def single_changes(problem: Problem, strategy: Strategy) -> Iterator[Change]:
     yield from _evaluated_ones(problem, (*neighbours(strategy), *_respread(problem, strategy)))
 
 
@@ -160,7 +160,7 @@ def _evaluated_ones(problem: Problem, candidates: Iterable[tuple[str, Strategy]]
         )
 
 
-def _two_steps(problem: Problem, strategy: Strategy) -> Iterator[Change]:
+def two_changes(problem: Problem, strategy: Strategy) -> Iterator[Change]:
     """The fastest of the strategies two changes away that run: all are evaluated at once, as the search does it."""
     from autopar.costmodel.columns import StrategyColumns
     from autopar.costmodel.inputs import Inputs

@@ -36,15 +36,15 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @json_option
 def command(plan_file: str, framework: str, output: str | None, nearest: bool, as_json: bool) -> None:
     """Write a plan as the configuration of a training framework, checked by that framework's rules first."""
-    from autopar.exporters.export import export
+    from autopar.api import read_plan
+    from autopar.interchange import export
     from autopar.exporters.folder import write_files
-    from autopar.io.plan_file import read_plan
 
     from .output import answering, note, print_json
 
     plan = read_plan(plan_file)
     with answering(as_json):
-        done = export(plan, framework, take_nearest=nearest)
+        done = export(plan, framework, nearest=nearest)
     if output is not None:
         for path in write_files(done.files, output):
             note(f"wrote {path}")

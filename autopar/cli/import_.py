@@ -43,15 +43,13 @@ Exit code 2: the configuration cannot be read, contradicts itself or breaks a ru
 @json_option
 def command(configuration: str, framework: str, output: str | None, as_json: bool, **given: Any) -> None:
     """Read what a training framework is told today as a plan."""
-    from autopar.importers import import_configuration
-    from autopar.importers.complete import Given
-    from autopar.io.plan_file import write_plan
+    from autopar.api import problem_of, write_plan
+    from autopar.interchange import import_plan
     from autopar.report.text import estimate_report
-    from autopar.request import problem_of
 
     from .output import note, print_json, print_report
 
-    plan = import_configuration(configuration, framework, Given(**given))
+    plan = import_plan(configuration, framework, **given)
     if output is not None:
         write_plan(plan, output)
     if as_json:

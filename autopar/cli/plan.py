@@ -21,6 +21,7 @@ Examples:
   autopar plan --model llama3-70b --gpus 256 --objective cost --price 2.5USD
   autopar plan --model llama3-8b --gpus 64 --pareto time,gpus,cost --price 2.5 --plot front.svg
   autopar plan --model gpt-175b --gpus 1024 --mtbf-node 4000h --checkpoint-seconds 60
+  autopar plan --improve plan.json --measured 14.2s -o better.json
 
 \b
 Names of --fix, --max, --min and --forbid: tp pp vpp dp cp cp_kind ep etp mbs zero sp
@@ -55,7 +56,7 @@ class SeveralValues(click.Command):
 
 
 @click.command("plan", cls=SeveralValues, epilog=EPILOG)
-@input_options(required=True)
+@input_options(required=False)
 @constraint_options()
 @click.option("--top", type=WholeNumber(1, 1000), default=5, show_default=True, metavar="K", help="Strategies reported, the best included.")
 @click.option(
@@ -77,12 +78,25 @@ class SeveralValues(click.Command):
 @click.option("--pareto", metavar="AXIS,...", help="Print the Pareto front of these axes instead, e.g. time,memory.")
 @click.option("--plot", metavar="FILE", help="Draw the Pareto front here: .svg, .png or .pdf.")
 @click.option("--output", "-o", metavar="FILE", help="Write the plan file here.")
+@click.option("--improve", metavar="PLAN", help="Diagnose this plan file, and name the best changes of one knob and of two.")
+@click.option("--measured", metavar="TIME", help="With --improve: what a step takes, e.g. 14.2s; says what explains the difference.")
 @report_options
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, as_json: bool, output: str | None, **options: Any) -> None:
-    """Find the fastest strategy that fits, and the runners-up."""
+    """Find the fastest strategy that fits, and the runners-up.
+
+    With --improve: what a plan (searched or imported) costs, and what to change first.
+    """
     from autopar.api import plan, problem_of, was_interrupted, write_plan
+
+    if options["improve"] is not None:
+        improve(ctx, options, output, as_json)
+        return
+    if options["measured"] is not None:
+        raise click.UsageError("--measured goes with --improve PLAN", ctx)
+    if options["model"] is None:
+        raise click.MissingParameter(ctx=ctx, param_type="option", param_hint="'--model' / '-m'")
 
     from .output import answering, note, print_json, print_report
     from .searching import searching
@@ -166,3 +180,33 @@ def _print_front(ctx: click.Context, as_json: bool, options: dict[str, Any]) -> 
 
 def _was_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+def improve(ctx: click.Context, options: dict[str, Any], output: str | None, as_json: bool) -> None:
+    """``plan --improve``: the diagnosis of a plan file; with -o the best change of it is written as a plan.
+
+    Raises:
+        click.UsageError: other options than --measured, --output and --json were given.
+    """
+    from autopar.api import problem_of, read_plan, write_plan
+    from autopar.interchange import changed_plan, diagnose
+
+    from .output import note, print_json, print_report
+
+    taken = ("improve", "measured", "output", "as_json", "top")
+    given = [name for name in options if name not in taken and ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if given:
+        raise click.UsageError(f"a plan file brings its own inputs: leave out --{given[0].replace('_', '-')}", ctx)
+    today = read_plan(options["improve"])
+    found = diagnose(today, measured=options["measured"])
+    better = found.best
+    if output is not None and better is not None:
+        write_plan(changed_plan(today, better), output)
+    if as_json:
+        print_json(found)
+    else:
+        from autopar.report.diagnosis import diagnosis_report
+
+        print_report(diagnosis_report(problem_of(today), found, today.inputs.assumptions))
+    if output is not None:
+        note(f"wrote {output}: {better.describe()}" if better is not None else "no change is worth while: nothing was written")
+    if found.refused_by:
+        ctx.exit(1)

@@ -52,8 +52,6 @@ def _batch(c: Configuration) -> Iterator[Fault]:
         yield _fault(c.settings, ds.BATCH, required, f"{ds.BATCH}={micro * steps * ranks}")
     elif ranks and batch and micro and not steps and batch % (micro * ranks):
         yield _fault(c.settings, ds.BATCH, f"must be a multiple of micro-batch x ranks = {micro * ranks}")
-    if not batch and not micro:
-        yield _fault(c.settings, ds.MICRO, f"or {ds.BATCH} is needed")
 
 
 def _partition(c: Configuration) -> Iterator[Fault]:

@@ -65,7 +65,7 @@ class MegatronBridge:
 
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
         """The configuration's module, and the script."""
-        call = [*launch.rendezvous(question.cluster), f'"$(dirname "${{BASH_SOURCE[0]}}")/{MODULE}.py"', *question.kept, '"$@"']
+        call = [*launch.rendezvous(question.cluster), f'"$(dirname "${{BASH_SOURCE[0]}}")/{MODULE}.py"', '"$@"']
         script = launch.script(header, self.configuration(question).environment, launch.command(call))
         return (
             ExportedFile(path=f"{MODULE}.py", text=_module(question, header)),
@@ -103,6 +103,7 @@ def _module(question: Question, header: Sequence[str]) -> str:
             f"def {FUNCTION}() -> ConfigContainer:",
             f"    config = {function}()",
             *lines,
+            *(f"    config.{name} = {value}" for name, _, value in (word.partition("=") for word in question.kept)),
             f"    config.model.pipeline_dtype = {DTYPES.get(precision, 'torch.bfloat16')}",
             "    return config",
             "", "",

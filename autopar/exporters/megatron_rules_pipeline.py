@@ -110,12 +110,14 @@ def _exclusive_splits(c: Configuration) -> Iterator[Fault]:
 
 
 def _layers_sum(c: Configuration) -> Iterator[Fault]:
-    """The stages hold all of the model's layers, none lost to a division."""
+    """The stages hold all of the model's layers, none lost to a division: some of Megatron's ways to split lose them silently."""
     sizes = Sizes.of(c)
     if not sizes.layers or text(c.settings, "hybrid-layer-pattern"):
         return
     try:
         virtual, split = layout.split_fields(c.settings, num_layers=sizes.layers, pipeline=sizes.pp)
+        named = text(c.settings, layout.LAYOUT)
+        split = tuple(stage.count("t") for stage in layout.layout_stages(named)) if named else split
     except InvalidInputError as error:
         yield from error.faults
         return
@@ -216,14 +218,14 @@ def _bf16_ends(c: Configuration) -> Iterator[Fault]:
             yield flag_fault(c.settings, flag, f"a stage holds {most} layers", f"--{flag} {most}")
 
 
-_H, _S, _R = Enforcement.HARD, Enforcement.SILENT, Enforcement.RUNTIME
+_H, _R = Enforcement.HARD, Enforcement.RUNTIME
 
 PIPELINE_RULES: tuple[FrameworkRule, ...] = tuple(
     FrameworkRule(id=f"ML-{name}", enforcement=how, check=check)
     for name, how, check in (
         ("C1", _H, _context_split), ("C2", _H, _hierarchy), ("C3", _H, _types_per_layer), ("C4", _R, _context_attention),
         ("C5", _H, _positions), ("C6", _H, _hybrid_context),
-        ("P1", _H, _one_mode), ("P2", _H, _exclusive_splits), ("P3", _S, _layers_sum), ("P4", _H, _interleaving_ranks),
+        ("P1", _H, _one_mode), ("P2", _H, _exclusive_splits), ("P3", _H, _layers_sum), ("P4", _H, _interleaving_ranks),
         ("P5", _H, _group_range), ("P6", _H, _group_remainder), ("P7", _H, _one_overlap), ("P9", _H, _some_microbatch),
         ("P10", _H, _hybrid_pattern), ("P11", _H, _offloaded_activations), ("P12", _H, _hyper_connections),
         ("P13", _H, _deferred_gradients),

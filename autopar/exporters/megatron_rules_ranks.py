@@ -220,6 +220,7 @@ RANK_RULES: tuple[FrameworkRule, ...] = tuple(
         ("T1", _H, _heads), ("T2", _H, _query_groups), ("T3", _H, _widths), ("T4", _S, _padding), ("T5", _H, _padded_vocabulary),
         ("T6", _H, _channels), ("T7", _H, _linear_attention), ("T8", _H, _mamba), ("T9", _H, _latent),
         ("T10", _S, _sequence_needs_tensor),
-        ("T11", _H, _overlap_needs_sequence), ("T12", _R, _sequence_split), ("T13", _H, _distributed_activations), ("T14", _H, _connections),
+        ("T11", _H, _overlap_needs_sequence), ("T12", _R, _sequence_split), ("T13", _H, _distributed_activations),
+        ("T14", _H, _connections),
     )
 )  # fmt: skip

@@ -96,7 +96,7 @@ def canonical(problem: Problem, strategy: Strategy) -> Strategy:
     """``strategy`` with everything that makes no difference at its plainest value: two that train alike become equal.
 
     A split in equal parts is left to the framework, any other is spelled out; full recomputation of as many layers as a rank
-    holds covers all of them; what a single rank cannot split is off.
+    holds covers all of them; what a single rank cannot split or shard is off.
     """
     changes: dict[str, object] = {}
     if strategy.tensor_parallel_size == 1:
@@ -113,6 +113,18 @@ def canonical(problem: Problem, strategy: Strategy) -> Strategy:
     if strategy.recompute is not Recompute.FULL or covers_all:
         changes["num_recompute_layers"] = 0
     ranks = strategy.data_parallel_size * strategy.context_parallel_size
-    if strategy.zero_stage == 0 or strategy.shard_group_size == ranks:
+    if strategy.zero_stage == 0 or strategy.shard_group_size in (1, ranks):
         changes["shard_group_size"] = 0
+    if strategy.shard_group_size == 1 < ranks:
+        changes["zero_stage"] = 0  # groups of one rank share nothing out
+    whole_experts = strategy.expert_parallel_size * strategy.expert_tensor_parallel_size == strategy.tensor_parallel_size
+    if ranks == 1 and (problem.model.moe is None or whole_experts):
+        changes["zero_stage"] = _lowest_stage(problem, strategy)
     return replace(strategy, **changes)  # type: ignore[arg-type]
+
+
+def _lowest_stage(problem: Problem, strategy: Strategy) -> int:
+    """The framework's lowest ZeRO stage, which stands for all of them where no second rank is there to shard over."""
+    framework = problem.framework
+    stages = framework.zero_stages_with_pipeline if strategy.pipeline_parallel_size > 1 else framework.zero_stages
+    return min(stages, default=0)

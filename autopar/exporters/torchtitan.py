@@ -119,8 +119,10 @@ def _sharding_faults(question: Question) -> Iterator[Fault]:
     if stage and question.shard_group % strategy.context_parallel_size:
         required = f"must be a multiple of context_parallel_size={strategy.context_parallel_size}, whose ranks always shard"
         yield Fault(field="shard_group_size", given=str(strategy.shard_group_size), required=required, fix="shard_group_size=0")
-    if stage == 0 and strategy.context_parallel_size > 1:
-        yield Fault(field="zero_stage", given="0", required="context-parallel ranks always shard", fix="zero=1 or zero=2")
+    expert_copies = question.model.moe is not None and strategy.tensor_parallel_size > strategy.expert_parallel_size
+    if stage == 0 and (strategy.context_parallel_size > 1 or expert_copies):
+        required = "context-parallel ranks, and tensor-parallel ones that hold the same experts, always shard"
+        yield Fault(field="zero_stage", given="0", required=required, fix="zero=1 or zero=2")
 
 
 def module_text(known: TitanModel, settings: Settings, header: Sequence[str], mtp_layers: int) -> str:

@@ -180,7 +180,7 @@ def schedule_of(name: str) -> PipelineSchedule:
 
 def zero_stage(settings: Settings) -> int:
     """The ZeRO stage that replicas, shards and the resharding policy amount to."""
-    if integer(settings, SHARDS, -1) == 1 and integer(settings, REPLICAS, 1) > 1:
+    if integer(settings, SHARDS, -1) == 1 and integer(settings, REPLICAS, 1) > 1 and integer(settings, CONTEXT, 1) == 1:
         return 0
     pipelined = integer(settings, PIPELINE, 1) > 1
     policy = text(settings, RESHARD, "default")

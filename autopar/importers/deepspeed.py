@@ -74,11 +74,19 @@ def imported(flat: dict[str, object], *, world_size: int) -> Imported:
         world_size=world_size,
         unknown=tuple(unknown),
         ignored=tuple(ignored),
-        unsaid={
-            _ASKED[name][0]: f'{name} is "auto", which the Trainer fills in; give {_ASKED[name][1]}' for name in automatic if name in _ASKED
-        },
+        unsaid=_unsaid(settings, automatic),
         remarks=tuple(_remarks(settings, automatic)),
     )
+
+
+def _unsaid(settings: Settings, automatic: list[str]) -> dict[str, str]:
+    """Fields that the Trainer fills in, or nobody: what a person has to give."""
+    asked = {
+        _ASKED[name][0]: f'{name} is "auto", which the Trainer fills in; give {_ASKED[name][1]}' for name in automatic if name in _ASKED
+    }
+    if not asked and ds.MICRO not in settings and ds.BATCH not in settings:
+        asked["strategy.micro_batch_size"] = f"{ds.MICRO} or {ds.BATCH} is needed; give --mbs"
+    return asked
 
 
 def _remarks(settings: Settings, automatic: list[str]) -> list[str]:

@@ -16,7 +16,6 @@ from autopar.costmodel.spec.model import ModelSpec
 from autopar.exporters.bridge_recipes import model_of_recipe
 from autopar.exporters.bridge_rules import BRIDGE_RULES, FINETUNE, FSDP_VERSION, PIPELINE_DTYPE
 from autopar.exporters.bridge_settings import megatron_flags
-from autopar.exporters.launch import flag_words
 from autopar.exporters.megatron_layout import layout_string
 from autopar.exporters.megatron_lm import RULES
 from autopar.exporters.megatron_model import model_settings
@@ -69,7 +68,8 @@ class MegatronBridge:
         if not keys and not recipe:
             required = "has neither --recipe nor section.key=value"
             raise InvalidInputError(Fault(field="command", given="", required=required, fix="give the command that trains"))
-        return replace(_imported(keys, recipe, launch), kept=tuple(stray))
+        found_fields = _imported(keys, recipe, launch)
+        return replace(found_fields, ignored=(*found_fields.ignored, *stray))
 
 
 def _overrides(launch: Launch) -> tuple[dict[str, object], str, list[str]]:
@@ -127,7 +127,7 @@ def _imported(keys: Mapping[str, object], recipe: str, launch: Launch) -> Import
         world_size_is_usual=not launch.world_size,
         device=_DEVICES.get(parsed[2], "") if parsed else "",
         ignored=tuple(sorted(known)),
-        kept=tuple(flag_words({key: given[key] for key in known if isinstance(given[key], str | int | float)}, dashes="")),
+        kept=tuple(f"{key}={keys[key]!r}" for key in known if key in keys),
         remarks=tuple(remarks),
     )
 

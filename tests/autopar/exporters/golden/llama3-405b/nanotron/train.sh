@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# llama3.1-405b on 1,024 x NVIDIA H100 SXM5 80GB (128 x dgx-h100)
+# 2,048 sequences of 8,192 tokens a step, bf16
+# TP8 PP2 DP64 mbs1 ZeRO-1 1f1b recompute=none
+# for nanotron (nanotron 0.4), written by autopar 0.1.0
+# Tokenizer, data, learning rate and checkpoints are placeholders: set yours.
+set -euo pipefail
+
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+
+torchrun --nproc-per-node 8 \
+  --nnodes "${NNODES:-128}" --node-rank "${NODE_RANK:?the number of this node, from 0}" \
+  --master-addr "${MASTER_ADDR:?the host of node 0}" --master-port "${MASTER_PORT:-29500}" \
+  "${NANOTRON_PATH:-.}/run_train.py" --config-file "$(dirname "${BASH_SOURCE[0]}")/config.yaml" \
+  "$@"

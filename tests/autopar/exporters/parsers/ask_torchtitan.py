@@ -1,0 +1,37 @@
+"""Run by test_parsers: torchtitan's own configuration manager and mesh over the exported module; prints what it understood."""
+
+import json
+import sys
+
+folder, world = sys.argv[1:]
+sys.path.insert(0, folder)
+
+from torchtitan.config.manager import ConfigManager  # noqa: E402
+from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: E402
+
+config = ConfigManager().parse_args(["--module", "autopar_torchtitan", "--config", "autopar_plan"])
+p = config.parallelism
+ParallelDims(
+    dp_replicate=p.data_parallel_replicate_degree,
+    dp_shard=p.data_parallel_shard_degree,
+    cp=p.context_parallel_degree,
+    tp=p.tensor_parallel_degree,
+    pp=p.pipeline_parallel_degree,
+    ep=p.expert_parallel_degree,
+    world_size=int(world),
+)
+parts = p.module_fqns_per_model_part or []
+print(
+    json.dumps(
+        {
+            "tp": p.tensor_parallel_degree,
+            "pp": p.pipeline_parallel_degree,
+            "cp": p.context_parallel_degree,
+            "ep": p.expert_parallel_degree,
+            "dp": p.data_parallel_replicate_degree * p.data_parallel_shard_degree,
+            "gbs": config.training.global_batch_size,
+            "split": [sum(name.startswith("layers.") for name in part) for part in parts],
+            "layers": len(config.model_spec.model.layers),
+        }
+    )
+)
