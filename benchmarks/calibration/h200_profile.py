@@ -83,7 +83,8 @@ def _machine(info: Mapping[str, str]) -> Machine:
 
 def _failures() -> tuple[str, ...]:
     return (
-        f"rows of less than {LAUNCH_FLOOR * 1e6:.0f} us of GPU work (operators 100 us, attention 80 us forward and 250 us backward): their time is the launch's",
+        f"rows of less than {LAUNCH_FLOOR * 1e6:.0f} us of GPU work (operators 100 us, attention 80 us forward and 250 us backward):"
+        " their time is the launch's",
         "products whose contiguous dimension is no multiple of 16 bytes (an unpadded vocabulary): other kernels run them",
         "collectives: one GPU was there",
         "silu_mul_backward: not in the tables",

@@ -85,8 +85,8 @@ class FakeCupy:
                 memcpyDeviceToHost=2,
             ),
         )
-        self.random = SimpleNamespace(standard_normal=self._random, randint=lambda low, high, size, dtype: self._array(size, dtype),
-                                      uniform=lambda low, high, size, dtype: self._array(size, dtype))  # fmt: skip
+        self.random = SimpleNamespace(standard_normal=self._random, randint=lambda *given, dtype: self._array(given[2], dtype),
+                                      uniform=lambda *given, dtype: self._array(given[2], dtype))  # fmt: skip
 
     def is_available(self) -> bool:
         return self.gpus > 0
@@ -123,6 +123,7 @@ class FakeCupy:
         return FakeArray((left.shape[0], right.shape[1]), left.dtype, self.log)
 
     def add(self, left: FakeArray, right: FakeArray) -> FakeArray:
+        assert left.shape == right.shape
         self._do(f"add {left.shape}")
         return left
 
@@ -134,7 +135,7 @@ class FakeCupy:
 
     def RawKernel(self, source: str, name: str) -> Any:
         assert name in source
-        return lambda grid, block, arguments: self._do(f"{name} {arguments[0]}")
+        return lambda _grid, _block, arguments: self._do(f"{name} {arguments[0]}")
 
     def get_default_memory_pool(self) -> SimpleNamespace:
         return SimpleNamespace(free_all_blocks=lambda: self._do("free"))

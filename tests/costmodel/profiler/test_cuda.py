@@ -290,7 +290,7 @@ def test_cupys_nccl_is_taken_where_it_loads_and_torchs_where_it_does_not(monkeyp
     assert isinstance(transport, CupyNcclTransport)
     assert note == ""
     monkeypatch.setattr(
-        "autopar.costmodel.profiler.nccl.TorchTransport", lambda launch, **options: SimpleNamespace(library=f"torch {options['backend']}")
+        "autopar.costmodel.profiler.nccl.TorchTransport", lambda _launch, **options: SimpleNamespace(library=f"torch {options['backend']}")
     )
     transport, note = nccl_transport(Pretending(), timeout_seconds=1, load=loading(cupy=cupy))
     assert transport.library == "torch nccl"
