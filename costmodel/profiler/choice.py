@@ -21,6 +21,7 @@ OPERATORS = (
     "copy", "add", "gelu", "gelu_backward", "silu_mul", "silu_mul_backward", "layernorm", "layernorm_backward", "rmsnorm",
     "rmsnorm_backward", "softmax",
 )  # fmt: skip
+GEMM_AHEAD = 2
 OPERATOR_COLUMNS = 1024
 VOCABULARIES = (4096, 32768, 131072)
 GEMM_LAYOUTS = ("nt", "nn", "tn")
@@ -79,8 +80,14 @@ def spread_out(requests: Sequence[Request]) -> list[Request]:
     for each in requests:
         by_kernel.setdefault((each.kind, each.variant, each.dtype), []).append(each)
     ranked = [(turn, place, mine[index]) for place, mine in enumerate(by_kernel.values()) for turn, index in enumerate(_halving(len(mine)))]
-    # a kernel of a hundred shapes gets more turns than one of five, at the same depth of halving
-    return [each for _, _, each in sorted(ranked, key=lambda item: (int(item[0]).bit_length(), item[1], item[0]))]
+
+    def turn_of(item: tuple[int, int, Request]) -> tuple[int, int, int]:
+        """By depth of halving; products, which have three dimensions to cover, are two halvings ahead."""
+        turn, place, request = item
+        depth = turn.bit_length()
+        return (max(depth - GEMM_AHEAD, 0) if request.kind is Kind.GEMM else depth), place, turn
+
+    return [each for _, _, each in sorted(ranked, key=turn_of)]
 
 
 def _halving(count: int) -> list[int]:

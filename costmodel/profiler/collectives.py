@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from autopar.costmodel.spec.measured import Kind
 
-from .cpu import first_line
+from .cpu import BEST_OF, first_line
 from .ranks import Launch
 from .request import CannotMeasureError, RankLostError, Request
 
@@ -89,17 +89,23 @@ class CollectivePrepared:
         self.library = transport.library
 
     def seconds(self, calls: int) -> float:
-        """Seconds of one collective on this rank; the caller takes the slowest rank's. A rank that stands by answers a moment."""
+        """Seconds of one collective on this rank, the quickest of three rounds; the caller takes the slowest rank's.
+
+        A rank that stands by answers a moment.
+        """
         if self._call is None:
             return 1e-9
-        started = self._clock()
         try:
-            for _ in range(calls):
-                self._call()
-            self._transport.finish()
+            return min(self._round(self._call, calls) for _ in range(BEST_OF)) / self._hops
         except RuntimeError as error:
             raise RankLostError(f"a collective failed, a rank died or hung: {first_line(error)}") from None
-        return (self._clock() - started) / calls / self._hops
+
+    def _round(self, call: Callable[[], object], calls: int) -> float:
+        started = self._clock()
+        for _ in range(calls):
+            call()
+        self._transport.finish()
+        return (self._clock() - started) / calls
 
 
 class Collectives:

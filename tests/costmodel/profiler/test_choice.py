@@ -28,7 +28,8 @@ def test_an_order_cut_anywhere_keeps_the_ends_of_every_kernel(first: int, second
     found = spread_out(requests)
     assert sorted(found, key=str) == sorted(requests, key=str)
     ends = {_gemm("nt", 1), _gemm("nn", 1), _gemm("nt", first), _gemm("nn", second)}
-    assert set(found[: len(ends)]) == ends
+    ahead = min(first, 4) + min(second, 4)
+    assert ends <= set(found[:ahead])
 
 
 def test_what_an_estimate_asks_for_comes_longest_first_and_whole() -> None:
