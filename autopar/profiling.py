@@ -173,7 +173,7 @@ class _Session:
             Request(kind=Kind.OPERATOR, variant="copy", dtype=wide, shape=(1024.0, 1024.0)),
         ]
         run.passes(self.backend, probe, until=1.0, count=1)
-        requests = choice.base_requests(dtypes, wide, self._reach(run), host_copies=self.device == "cuda")
+        requests = choice.base_requests(dtypes, wide, self._reach(run), gpu=self.device == "cuda")
         few = int(max(self.budget.seconds * BASE_UNTIL / SHAPE_SECONDS, 40))
         run.passes(self.backend, choice.spread_out(requests)[:few], until=BASE_UNTIL)
         self.keep(self.so_far())
@@ -286,6 +286,7 @@ def profile_machine(
         notes=notes,
     )
     session.run(watch)
+    ranks.close()
     if not session.results.samples and session.ended_by is not None:
         raise session.ended_by
     return session.so_far()

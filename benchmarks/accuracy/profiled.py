@@ -79,7 +79,7 @@ def section() -> list[str]:
     return [
         "## Under a measured profile",
         "",
-        f"`--profile {PROFILE}`: {profile.num_points} kernel times of one H200, none of them a training step. Mean absolute error of step time"
+        f"`--profile {PROFILE}`: {profile.num_points} kernel times of one H200, no training steps. Mean absolute error of step time"
         f" {percent(means[1])} (target {percent(STEP_TARGET)}; by the catalog's constants {percent(means[0])}), of peak memory"
         f" {percent(means[2])} (target {percent(MEMORY_TARGET)}; no profile bears on it). Both take the framework's constants"
         " (passes over tensors, kernels a layer), which were fitted with these steps in sight.",

@@ -16,6 +16,8 @@ from autopar.costmodel.spec.measured import Kind, Series
 from .request import Request
 
 GEMM_SIZES = (64, 256, 1024, 4096, 16384)
+CPU_GEMM_SIZES = (64, 192, 512, 1536, 4096)
+"""Of a processor, which trains smaller models and has less time."""
 ATTENTION_LENGTHS = (128, 512, 2048, 8192)
 OPERATORS = (
     "copy", "add", "gelu", "gelu_backward", "silu_mul", "silu_mul_backward", "layernorm", "layernorm_backward", "rmsnorm",
@@ -52,12 +54,13 @@ class Reach:
         return flops / self.flops_per_second + request.bytes / self.bytes_per_second
 
 
-def base_requests(dtypes: Sequence[str], wide: str, reach: Reach, *, host_copies: bool) -> list[Request]:
+def base_requests(dtypes: Sequence[str], wide: str, reach: Reach, *, gpu: bool) -> list[Request]:
     """The coarse grid: GEMMs in each of ``dtypes``, everything else in ``wide``; the shapes within ``reach``, quick ones first."""
+    sizes = GEMM_SIZES if gpu else CPU_GEMM_SIZES
     found = [Request(kind=Kind.LAUNCH, variant="kernel", dtype=wide, shape=(1.0,))]
     for dtype in dtypes:
         layouts = GEMM_LAYOUTS if dtype != "fp8" else ("nt",)
-        for layout, m, n, k in itertools.product(layouts, GEMM_SIZES, GEMM_SIZES, GEMM_SIZES):
+        for layout, m, n, k in itertools.product(layouts, sizes, sizes, sizes):
             found.append(_gemm(layout, dtype, m, n, k))
     for name, power in itertools.product(OPERATORS, range(12, 29, 2)):
         found.append(_operator(name, wide, max(2**power // OPERATOR_COLUMNS, 1), OPERATOR_COLUMNS))
@@ -68,7 +71,7 @@ def base_requests(dtypes: Sequence[str], wide: str, reach: Reach, *, host_copies
         found.append(Request(kind=Kind.ATTENTION, variant=variant, dtype=wide, shape=shape))
     for variant, power in itertools.product(("adamw", "gradient_norm"), range(16, 31, 3)):
         found.append(Request(kind=Kind.OPTIMIZER, variant=variant, dtype=wide, shape=(float(2**power),)))
-    if host_copies:
+    if gpu:
         for variant, power in itertools.product(("to_device", "to_host"), range(16, 29, 3)):
             found.append(Request(kind=Kind.HOST_COPY, variant=variant, dtype=wide, shape=(float(2**power),)))
     return sorted((each for each in found if reach.holds(each)), key=reach.estimate)

@@ -155,7 +155,7 @@ class TorchTransport:
                     self._groups[tuple(ranks)] = dist.new_group(ranks, backend=backend, timeout=timeout)
 
     def collective(self, variant: str, count: int, ranks: list[int]) -> Callable[[], object]:
-        """A call on values that are random and never zero."""
+        """A call on values that are random and never zero; sums grow past what fp32 holds, at the same speed."""
         torch, dist, group = self._torch, self._dist, self._groups[tuple(ranks)]
         full = torch.rand(count, device=self._device) + 0.5
         part = torch.rand(count // len(ranks), device=self._device) + 0.5
@@ -165,9 +165,9 @@ class TorchTransport:
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         calls: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda: dist.all_reduce(full, op=dist.ReduceOp.MAX, group=group),
+            "all_reduce": lambda: dist.all_reduce(full, op=dist.ReduceOp.SUM, group=group),
             "all_gather": lambda: gather(full, part, group=group),
-            "reduce_scatter": lambda: scatter(part, full, op=dist.ReduceOp.MAX, group=group),
+            "reduce_scatter": lambda: scatter(part, full, op=dist.ReduceOp.SUM, group=group),
             "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(full), full, group=group),
         }
         return calls[variant]

@@ -33,14 +33,14 @@ class CupyNcclTransport:
         cupy, nccl, comm = self._cupy, self._nccl, self._communicators[tuple(ranks)]
         full = cupy.random.uniform(0.5, 1.5, count, dtype=cupy.float32)
         part = cupy.random.uniform(0.5, 1.5, count // len(ranks), dtype=cupy.float32)
-        float32, largest = nccl.NCCL_FLOAT32, nccl.NCCL_MAX
+        float32, total = nccl.NCCL_FLOAT32, nccl.NCCL_SUM  # the switch sums fp32 (NVLS), and does nothing else with it
         stream = cupy.cuda.get_current_stream().ptr
         whole, piece = full.data.ptr, part.data.ptr
         self._kept = (full, part)  # NCCL is given addresses, which hold nothing
         calls: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda: comm.allReduce(whole, whole, count, float32, largest, stream),
+            "all_reduce": lambda: comm.allReduce(whole, whole, count, float32, total, stream),
             "all_gather": lambda: comm.allGather(piece, whole, count // len(ranks), float32, stream),
-            "reduce_scatter": lambda: comm.reduceScatter(whole, piece, count // len(ranks), float32, largest, stream),
+            "reduce_scatter": lambda: comm.reduceScatter(whole, piece, count // len(ranks), float32, total, stream),
             "all_to_all": self._all_to_all(comm, full, len(ranks), stream),
             "send_recv": self._there_and_back(comm, full, ranks.index(self._rank), stream),
         }

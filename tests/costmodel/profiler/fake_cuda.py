@@ -147,7 +147,7 @@ class FakeNccl:
 
     log: list[str]
     available: bool = True
-    NCCL_FLOAT32, NCCL_MAX = 7, 2
+    NCCL_FLOAT32, NCCL_SUM = 7, 0
 
     def get_version(self) -> int:
         return 22809

@@ -15,7 +15,7 @@ REACH = Reach(flops_per_second=1e11, bytes_per_second=1e10, seconds=0.1, bytes=2
 
 
 def test_the_grid_has_every_kernel_and_stays_within_reach() -> None:
-    found = base_requests(("fp32",), "fp32", REACH, host_copies=True)
+    found = base_requests(("fp32",), "fp32", REACH, gpu=True)
     assert all(REACH.holds(each) for each in found)
     assert len(set(found)) == len(found)
     for kind in set(Kind) - {Kind.COLLECTIVE}:

@@ -159,7 +159,7 @@ def test_a_clock_that_gives_no_time_is_no_measurement() -> None:
 
 def test_the_whole_grid_of_a_gpu_runs_with_cupy_alone_and_says_what_it_lacks() -> None:
     reach = Reach(flops_per_second=1e15, bytes_per_second=4e12, seconds=0.01, bytes=2**33)
-    requests = base_requests(("bf16", "fp16", "tf32", "fp8"), "bf16", reach, host_copies=True)
+    requests = base_requests(("bf16", "fp16", "tf32", "fp8"), "bf16", reach, gpu=True)
     results = Results(source="a test")
     Run(Alone(), Budget(3600), results).passes(backend(FakeCupy()), requests, until=1.0, count=1)
     kinds = {(request.kind, request.dtype) for request in results.samples}
@@ -281,7 +281,10 @@ def test_collectives_through_cupys_nccl() -> None:
     assert asked["all_gather", 2, 1] == ["allGather 128"] * 3
     assert asked["reduce_scatter", 2, 2] == ["reduceScatter 128"] * 3
     assert asked["send_recv", 2, 1] == ["send 256 to 1", "recv 256 from 1"] * 3
-    assert asked["all_to_all", 2, 2] == ["group start", "send 128 to 0", "recv 128 from 0", "send 128 to 1", "recv 128 from 1", "group end"] * 3
+    assert (
+        asked["all_to_all", 2, 2]
+        == ["group start", "send 128 to 0", "recv 128 from 0", "send 128 to 1", "recv 128 from 1", "group end"] * 3
+    )
 
 
 def test_cupys_nccl_is_taken_where_it_loads_and_torchs_where_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
