@@ -245,8 +245,10 @@ def gemm_seconds(
     compute = ideal / _power_limited(ideal, device.gemm_small_efficiency, device.gemm_efficiency, physics)
     traffic = count * ((m * k + k * n) * device.operand_bytes + m * n * device.output_bytes)
     memory = traffic / (device.memory_bandwidth * device.memory_efficiency * physics.gemm_memory_share)
-    seconds = np.asarray(_roofline(compute, memory) + device.gemm_overhead_seconds)
-    return seconds if device.curves is None else device.curves.gemm_seconds(layout.value, m, n, k, count, seconds)
+    work = np.asarray(_roofline(compute, memory))
+    if device.curves is None:
+        return work + device.gemm_overhead_seconds
+    return device.curves.gemm_seconds(layout.value, m, n, k, count, work, device.gemm_overhead_seconds)
 
 
 def _tile_work(device: DeviceColumns, m: Floats, n: Floats, k: Floats, count: Floats, physics: KernelPhysics) -> Floats:

@@ -16,7 +16,8 @@ from autopar.catalog.hardware import device
 from autopar.catalog.measured import measured_profile
 from autopar.catalog.profiles import hardware_profile
 from autopar.costmodel.compute import DeviceColumns
-from autopar.costmodel.measurements import Measurements, gemm_fit
+from autopar.costmodel import measurements
+from autopar.costmodel.measurements import Measurements
 from autopar.costmodel.spec.measured import Kind, MeasuredProfile
 from autopar.costmodel.spec.training import ComputeType
 
@@ -57,7 +58,7 @@ def gemm_left_out(profile: MeasuredProfile) -> Mapping[str, np.ndarray]:
     found = {}
     for one in profile.of_kind(Kind.GEMM):
         columns = DeviceColumns.of(spec, hardware_profile(spec), ComputeType(one.dtype))
-        found[one.name] = np.abs(np.expm1(gemm_fit(one, columns).left_out))
+        found[one.name] = measurements.gemm_left_out(one, columns)
     return found
 
 

@@ -126,6 +126,8 @@ def requests_of(uses: Iterable[Use], *, unmeasured_only: bool = True) -> list[Re
 def least_sure(series: Iterable[Series], reach: Reach, tried: set[Request]) -> Request | None:
     """The GEMM not yet measured on which two fits to the points disagree most: kriging, and a plane through the log rates.
 
+    Disagreement counts times the series' left-out error, so that none of the layouts is left behind.
+
     Rates far from all points follow the plane in one and stay at their mean in the other, so holes in the range are filled first.
     None where no shape is left.
     """
@@ -139,7 +141,8 @@ def least_sure(series: Iterable[Series], reach: Reach, tried: set[Request]) -> R
         if not candidates:
             continue
         asked = np.array([each.shape for each in candidates])
-        gap = np.abs(ShapeFit.of(shapes, rates).log_ratio(asked) - _plane(shapes, rates, asked))
+        fit = ShapeFit.of(shapes, rates)
+        gap = fit.left_out_error * np.abs(fit.log_ratio(asked) - _plane(shapes, rates, asked))
         place = int(np.argmax(gap))
         if best is None or gap[place] > best[0]:
             best = (float(gap[place]), candidates[place])
