@@ -71,9 +71,7 @@ class KernelCurves(Shared):
     optimizer: SizeFit | None
     uses: Uses | None = None
 
-    def gemm_seconds(
-        self, layout: str, m: Floats, n: Floats, k: Floats, count: Floats, work: Floats, overhead: Floats
-    ) -> Floats:
+    def gemm_seconds(self, layout: str, m: Floats, n: Floats, k: Floats, count: Floats, work: Floats, overhead: Floats) -> Floats:
         """``work`` corrected, and the fixed ``overhead``; a grouped product is looked up with the rows of its whole group."""
         shapes = np.broadcast_arrays(m * count, n, k)
         fit = self.gemm.get(layout)

@@ -153,9 +153,13 @@ def _needs(options: dict[str, Any]) -> tuple[Callable[[ClusterSpec, MeasuredProf
 
     plan = None
     if options["plan_file"] is not None:
+        from autopar.costmodel.spec.errors import UnavailableError
         from autopar.io.plan_file import read_plan
 
-        plan = read_plan(options["plan_file"])
+        try:
+            plan = read_plan(options["plan_file"])
+        except ImportError as error:
+            raise UnavailableError(f"--for-plan reads the plan with {error.name}: pip install {error.name}") from None
     inputs: dict[str, Any] = {
         name: options[name] for name in ("global_batch_size", "sequence_length", "precision") if options[name] is not None
     }

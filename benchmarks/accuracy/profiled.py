@@ -15,8 +15,8 @@ from autopar.accuracy.view import percent
 from autopar.catalog.hardware import device
 from autopar.catalog.measured import measured_profile
 from autopar.catalog.profiles import hardware_profile
-from autopar.costmodel.compute import DeviceColumns
 from autopar.costmodel import measurements
+from autopar.costmodel.compute import DeviceColumns
 from autopar.costmodel.measurements import Measurements
 from autopar.costmodel.spec.measured import Kind, MeasuredProfile
 from autopar.costmodel.spec.training import ComputeType

@@ -108,6 +108,18 @@ class CollectivePrepared:
         return (self._clock() - started) / calls
 
 
+def wait_until(done: Callable[[], bool], timeout_seconds: float) -> None:
+    """Ask ``done`` again and again.
+
+    Raises:
+        RankLostError: it did not come true in time.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise RankLostError(f"a collective did not end in {timeout_seconds:g} s: a rank died or hung")
+
+
 class Collectives:
     """The backend of collectives."""
 
@@ -146,7 +158,7 @@ class TorchTransport:
 
         self._torch, self._dist, self._device = torch, dist, torch.device(device)
         self.library = f"torch.distributed {backend}, torch {torch.__version__}"
-        timeout = timedelta(seconds=timeout_seconds)
+        timeout, self._timeout = timedelta(seconds=timeout_seconds), timeout_seconds
         self._groups: dict[tuple[int, ...], Any] = {}
         # every rank makes every group, in the same order
         for size, per_domain in group_shapes(launch):
@@ -187,6 +199,8 @@ class TorchTransport:
         return call
 
     def finish(self) -> None:
-        """Wait for the GPU; gloo's calls return when they are done."""
+        """Wait for the GPU, no longer than the time-out; gloo's calls return when they are done."""
         if self._device.type == "cuda":
-            self._torch.cuda.synchronize(self._device)
+            queued: Any = self._torch.cuda.Event()
+            queued.record()
+            wait_until(lambda: bool(queued.query()), self._timeout)

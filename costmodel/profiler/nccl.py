@@ -6,16 +6,18 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from .collectives import TorchTransport, Transport, group_shapes, members
+from .collectives import TorchTransport, Transport, group_shapes, members, wait_until
 from .cuda import Import, load_cupy, load_nccl
 from .ranks import Ranks
+from .request import RankLostError
 
 
 class CupyNcclTransport:
     """One communicator a group; identifiers are handed out over the control ranks, every rank taking part in the same order."""
 
-    def __init__(self, cupy: Any, nccl: Any, ranks: Ranks) -> None:
+    def __init__(self, cupy: Any, nccl: Any, ranks: Ranks, *, timeout_seconds: float) -> None:
         self._cupy, self._nccl, self._rank = cupy, nccl, ranks.launch.rank
+        self._timeout = timeout_seconds
         self.library = f"cupy {cupy.__version__} NCCL {nccl_version(nccl)}"
         self._communicators: dict[tuple[int, ...], Any] = {}
         self._kept: tuple[Any, ...] = ()
@@ -72,8 +74,19 @@ class CupyNcclTransport:
         return call
 
     def finish(self) -> None:
-        """Wait for what was queued."""
-        self._cupy.cuda.get_current_stream().synchronize()
+        """Wait for what was queued, and no longer than the time-out: NCCL itself waits for a dead rank for ever.
+
+        Raises:
+            RankLostError: a rank did not take part in time; the communicators are given up.
+        """
+        stream = self._cupy.cuda.get_current_stream()
+        try:
+            wait_until(lambda: bool(stream.done), self._timeout)
+        except RankLostError:
+            for comm in self._communicators.values():
+                if comm is not None:
+                    comm.abort()
+            raise
 
 
 def nccl_version(nccl: Any) -> str:
@@ -88,7 +101,7 @@ def nccl_transport(ranks: Ranks, *, timeout_seconds: float, load: Import = impor
     nccl, no_nccl = load_nccl(load) if cupy is not None else (None, no_cupy)
     reasons = [each for each in ranks.gathered(no_nccl) if each]
     if not reasons:
-        return CupyNcclTransport(cupy, nccl, ranks), ""
+        return CupyNcclTransport(cupy, nccl, ranks, timeout_seconds=timeout_seconds), ""
     device = f"cuda:{ranks.launch.local_rank}"
     transport = TorchTransport(ranks.launch, backend="nccl", device=device, timeout_seconds=timeout_seconds)
     return transport, f"collectives ran over torch.distributed's NCCL ({reasons[0]})"

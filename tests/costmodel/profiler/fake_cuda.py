@@ -62,6 +62,8 @@ class FakeCupy:
 
     seconds_a_call: float = 1e-4
     gpus: int = 1
+    hangs: bool = False
+    """Whether what was queued never ends."""
     fails: dict[str, Exception] = field(default_factory=dict)
     """Name of a call -> what it raises."""
     log: list[str] = field(default_factory=list)
@@ -73,7 +75,7 @@ class FakeCupy:
             Event=self._event,
             get_elapsed_time=self._elapsed,
             Device=self._device,
-            get_current_stream=lambda: SimpleNamespace(ptr=7, synchronize=lambda: self._do("stream synchronize")),
+            get_current_stream=lambda: SimpleNamespace(ptr=7, done=not self.hangs),
             alloc_pinned_memory=lambda size: self._do(f"pinned {size}") or SimpleNamespace(ptr=8192),
             runtime=SimpleNamespace(
                 getDeviceCount=lambda: self._do("getDeviceCount") or self.gpus,
@@ -169,5 +171,6 @@ class FakeNccl:
             allGather=lambda _send, _receive, count, *_: self.log.append(f"allGather {count}"),
             reduceScatter=lambda _send, _receive, count, *_: self.log.append(f"reduceScatter {count}"),
             send=lambda _pointer, count, _type, peer, _stream: self.log.append(f"send {count} to {peer}"),
+            abort=lambda: self.log.append("abort"),
             recv=lambda _pointer, count, _type, peer, _stream: self.log.append(f"recv {count} from {peer}"),
         )

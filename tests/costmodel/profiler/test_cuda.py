@@ -20,7 +20,7 @@ from autopar.costmodel.profiler.cuda import CudaBackend, TorchProvider, cuda_bac
 from autopar.costmodel.profiler.cupy_kernels import CupyKernels
 from autopar.costmodel.profiler.nccl import CupyNcclTransport, nccl_transport
 from autopar.costmodel.profiler.ranks import Alone, Launch
-from autopar.costmodel.profiler.request import CannotMeasureError, DeviceLostError, Request
+from autopar.costmodel.profiler.request import CannotMeasureError, DeviceLostError, RankLostError, Request
 from autopar.costmodel.spec.errors import UnavailableError
 from autopar.costmodel.spec.measured import Kind
 
@@ -263,7 +263,7 @@ class Pretending(Alone):
 
 def test_collectives_through_cupys_nccl() -> None:
     log: list[str] = []
-    transport = CupyNcclTransport(FakeCupy(log=log), FakeNccl(log), Pretending())
+    transport = CupyNcclTransport(FakeCupy(log=log), FakeNccl(log), Pretending(), timeout_seconds=5)
     assert transport.library == "cupy 14.2.0 NCCL 2.28.9"
     # ranks 0,1 of a node; 0,2 strided over the nodes; all four
     assert sorted(name for name in log if name.startswith("communicator")) == [
@@ -285,6 +285,16 @@ def test_collectives_through_cupys_nccl() -> None:
         asked["all_to_all", 2, 2]
         == ["group start", "send 128 to 0", "recv 128 from 0", "send 128 to 1", "recv 128 from 1", "group end"] * 3
     )
+
+
+def test_a_collective_that_never_ends_gives_its_communicators_up() -> None:
+    log: list[str] = []
+    cupy = FakeCupy(log=log, hangs=True)
+    transport = CupyNcclTransport(cupy, FakeNccl(log), Pretending(), timeout_seconds=0.05)
+    prepared = Collectives(Pretending.launch, transport).prepare(collective_requests(Pretending.launch)[0])
+    with pytest.raises(RankLostError, match="did not end in 0.05 s: a rank died or hung"):
+        prepared.seconds(1)
+    assert log.count("abort") == 3
 
 
 def test_cupys_nccl_is_taken_where_it_loads_and_torchs_where_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
