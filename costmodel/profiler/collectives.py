@@ -201,6 +201,7 @@ class TorchTransport:
     def finish(self) -> None:
         """Wait for the GPU, no longer than the time-out; gloo's calls return when they are done."""
         if self._device.type == "cuda":
-            queued: Any = self._torch.cuda.Event()
+            cuda: Any = self._torch.cuda
+            queued = cuda.Event()
             queued.record()
             wait_until(lambda: bool(queued.query()), self._timeout)

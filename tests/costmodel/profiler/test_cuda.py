@@ -292,7 +292,7 @@ def test_a_collective_that_never_ends_gives_its_communicators_up() -> None:
     cupy = FakeCupy(log=log, hangs=True)
     transport = CupyNcclTransport(cupy, FakeNccl(log), Pretending(), timeout_seconds=0.05)
     prepared = Collectives(Pretending.launch, transport).prepare(collective_requests(Pretending.launch)[0])
-    with pytest.raises(RankLostError, match="did not end in 0.05 s: a rank died or hung"):
+    with pytest.raises(RankLostError, match=r"did not end in 0\.05 s: a rank died or hung"):
         prepared.seconds(1)
     assert log.count("abort") == 3
 
