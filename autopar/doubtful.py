@@ -87,7 +87,7 @@ def _seconds_by_shape(problem: Problem, strategy: Strategy) -> Mapping[Key, tupl
 
 
 def _calls(problem: Problem, strategy: Strategy, use: Use) -> int:
-    """How often a step calls ``use``, told by its size: the head's products, and exchanges far larger than activations, stand outside layers."""
+    """How often a step calls ``use``, told by its size: the head, and exchanges far larger than activations, stand outside layers."""
     training = problem.training
     count = strategy.num_microbatches(training.global_batch_size)
     layers = -(-problem.model.num_layers // strategy.pipeline_parallel_size)

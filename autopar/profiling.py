@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.measured import Use
     from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec
 
-BASE_UNTIL, COLLECTIVES_UNTIL, NEEDED_UNTIL, REFINED_UNTIL = 0.45, 0.65, 0.85, 0.97
+BASE_UNTIL, COLLECTIVES_UNTIL, NEEDED_UNTIL, REFINED_UNTIL = 0.45, 0.6, 0.9, 0.97
 """Shares of the budget at which the grid, the collectives, what models need and the refinement end."""
 SHAPE_SECONDS = 0.15
 """What a shape of the grid takes over all its passes, roughly."""
@@ -97,7 +97,7 @@ class _Session:
             host=self.found.host,
             date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             driver=gpu.driver if gpu is not None else "",
-            clocks=gpu.clocks if gpu is not None else "",
+            clocks=gpu.clocks if gpu is not None else _timed_by(self.threads),
             libraries=self.libraries,
             world_size=launch.world_size,
             ranks_per_node=launch.ranks_per_node,
@@ -161,7 +161,7 @@ class _Session:
         """What this device does in a second, by the points so far; the longest call is a small share of the budget."""
         rates = cluster.Rates.of(self.results.series())
         flops = max(rates.flops.values(), default=0.0)
-        longest = max(self.budget.seconds / 250, 0.02)
+        longest = max(self.budget.seconds / 1500, 0.01)
         memory = self.found.processor.memory_bytes // run.ranks.launch.ranks_per_node
         largest = min(memory / 64, 2.0**27) if self.device == "cpu" else self.found.gpus[0].memory_bytes / 16
         reach = choice.Reach(flops_per_second=flops or 2e10, bytes_per_second=rates.memory or 3e9, seconds=longest, bytes=largest)
@@ -173,7 +173,7 @@ class _Session:
             Request(kind=Kind.OPERATOR, variant="copy", dtype=wide, shape=(1024.0, 1024.0)),
         ]
         run.passes(self.backend, probe, until=1.0, count=1)
-        requests = choice.base_requests(dtypes, wide, self._reach(run), host_copies=self.device == "cuda")
+        requests = choice.base_requests(dtypes, wide, self._reach(run), gpu=self.device == "cuda")
         few = int(max(self.budget.seconds * BASE_UNTIL / SHAPE_SECONDS, 40))
         run.passes(self.backend, choice.spread_out(requests)[:few], until=BASE_UNTIL)
         self.keep(self.so_far())
@@ -218,6 +218,10 @@ class _Session:
             if request is None:
                 return
             run.passes(self.backend, [request], until=REFINED_UNTIL)
+
+
+def _timed_by(threads: int) -> str:
+    return "timed by the thread's processor time" if threads == 1 else "timed by the wall clock"
 
 
 def _tried(results: Results) -> set[Request]:
@@ -282,6 +286,7 @@ def profile_machine(
         notes=notes,
     )
     session.run(watch)
+    ranks.close()
     if not session.results.samples and session.ended_by is not None:
         raise session.ended_by
     return session.so_far()

@@ -245,12 +245,17 @@ def gemm_seconds(
     compute = ideal / _power_limited(ideal, device.gemm_small_efficiency, device.gemm_efficiency, physics)
     traffic = count * ((m * k + k * n) * device.operand_bytes + m * n * device.output_bytes)
     memory = traffic / (device.memory_bandwidth * device.memory_efficiency * physics.gemm_memory_share)
-    seconds = np.asarray(_roofline(compute, memory) + device.gemm_overhead_seconds)
-    return seconds if device.curves is None else device.curves.gemm_seconds(layout.value, m, n, k, count, seconds)
+    work = np.asarray(_roofline(compute, memory))
+    if device.curves is None:
+        return work + device.gemm_overhead_seconds
+    return device.curves.gemm_seconds(layout.value, m, n, k, count, work, device.gemm_overhead_seconds)
 
 
 def _tile_work(device: DeviceColumns, m: Floats, n: Floats, k: Floats, count: Floats, physics: KernelPhysics) -> Floats:
-    """FLOPs that the busiest compute unit does under the best tile, prologues and quantisation included."""
+    """FLOPs that the busiest compute unit does under the best tile, prologues and quantisation included.
+
+    A processor's cores share a product without tiles of that size: its FLOPs over the cores.
+    """
     units, quantisation = device.num_compute_units, device.gemm_wave_quantisation
     rows_of = {rows: count * np.ceil(m / rows) for rows, _ in GEMM_TILES}
     columns_of = {columns: np.ceil(n / columns) for _, columns in GEMM_TILES}
@@ -263,7 +268,9 @@ def _tile_work(device: DeviceColumns, m: Floats, n: Floats, k: Floats, count: Fl
         waves = np.maximum(1.0, waves + quantisation * (np.ceil(waves) - waves))
         work = waves * (k / splits + physics.tile_prologue) * (2.0 * rows * columns)
         best = np.minimum(best, work)
-    return best
+    if not np.any(device.host_is_device):
+        return best
+    return np.where(device.host_is_device > 0, 2.0 * count * m * n * k / units, best)
 
 
 def _layout_share(device: DeviceColumns, m: Floats, n: Floats, k: Floats, layout: GemmLayout, physics: KernelPhysics) -> Floats:

@@ -71,11 +71,11 @@ class KernelCurves(Shared):
     optimizer: SizeFit | None
     uses: Uses | None = None
 
-    def gemm_seconds(self, layout: str, m: Floats, n: Floats, k: Floats, count: Floats, curve: Floats) -> Floats:
-        """``curve`` corrected; a grouped product is looked up with the rows of its whole group."""
+    def gemm_seconds(self, layout: str, m: Floats, n: Floats, k: Floats, count: Floats, work: Floats, overhead: Floats) -> Floats:
+        """``work`` corrected, and the fixed ``overhead``; a grouped product is looked up with the rows of its whole group."""
         shapes = np.broadcast_arrays(m * count, n, k)
         fit = self.gemm.get(layout)
-        seconds = _corrected(fit, shapes, curve)
+        seconds = np.asarray(_corrected(fit, shapes, work) + overhead)
         if self.uses is not None and seconds.size == 1:
             self._record(Kind.GEMM, layout, self.gemm_dtype, shapes, seconds, fit)
         return seconds

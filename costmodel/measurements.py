@@ -24,6 +24,8 @@ ADAM_BYTES = {"fp32": 28.0, "bf16": 14.0, "fp16": 14.0}
 """Bytes a parameter that AdamW moves with weights, gradients and both states in one type."""
 NORM_BYTES = {"fp32": 12.0, "bf16": 6.0, "fp16": 6.0}
 """The gradient norm reads each gradient, then reads and writes it to scale it."""
+LEAST_WORK = 0.2
+"""Share of a measured product that is no overhead, at least."""
 ATTENTION_FLOPS = {"forward": 4.0, "backward": 10.0}
 """FLOPs of one score and head dim, causal skipping apart (:func:`autopar.costmodel.compute.attention_seconds`)."""
 
@@ -130,8 +132,21 @@ def gemm_curve(series: Series, device: DeviceColumns) -> Floats:
 
 
 def gemm_fit(series: Series, device: DeviceColumns) -> ShapeFit:
-    """The correction that a GEMM series makes of the formula."""
-    return ShapeFit.of(_shapes(series.points), np.log(_seconds(series.points) / gemm_curve(series, device)))
+    """The correction that a GEMM series makes of the formula's work, its fixed overhead apart.
+
+    A part of each time is left to the work, so that a product quicker than the overhead has one too.
+    """
+    overhead = float(device.gemm_overhead_seconds)
+    seconds = _seconds(series.points)
+    work = np.maximum(seconds - overhead, LEAST_WORK * seconds)
+    return ShapeFit.of(_shapes(series.points), np.log(work / (gemm_curve(series, device) - overhead)))
+
+
+def gemm_left_out(series: Series, device: DeviceColumns) -> Floats:
+    """|predicted / measured - 1| of each point of a GEMM series, left out of the fit alone."""
+    seconds, overhead = _seconds(series.points), float(device.gemm_overhead_seconds)
+    work = np.maximum(seconds - overhead, LEAST_WORK * seconds)
+    return np.asarray(np.abs((work * np.exp(gemm_fit(series, device).left_out) + seconds - work) / seconds - 1))
 
 
 def _attention_fit(series: Series, device: DeviceColumns) -> ShapeFit:

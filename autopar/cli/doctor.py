@@ -17,7 +17,7 @@ from .options import json_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DOCTOR_SCHEMA_VERSION = "1.0"
+DOCTOR_SCHEMA_VERSION = "1.1"
 
 REQUIRED = ("numpy", "click", "rich", "pydantic")
 OPTIONAL = {
@@ -30,24 +30,25 @@ OPTIONAL = {
     "torch": "running a plan (autopar[runtime])",
     "cupy": "profiling a GPU (autopar[profile])",
 }
-CUPY_DISTRIBUTIONS = ("cupy", "cupy-cuda13x", "cupy-cuda12x", "cupy-rocm-7-0")
 
 
 @click.command("doctor")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, as_json: bool) -> None:
-    """Say what is installed, what each optional package would add, and whether a GPU is visible.
+    """Say what is installed, what this machine can profile and run, and what would add the rest.
 
     Planning needs no GPU and no torch. Exit code 3: something that planning needs is absent.
     """
     import autopar
+    from autopar.capabilities import CUPY, capabilities
 
     from .output import print_json, print_report
 
     required = {name: installed(name) for name in REQUIRED}
-    optional = {name: installed(*(CUPY_DISTRIBUTIONS if name == "cupy" else (name,))) for name in OPTIONAL}
+    optional = {name: installed(*(CUPY if name == "cupy" else (name,))) for name in OPTIONAL}
     gpus = visible_gpus()
+    able = capabilities(gpus, installed)
     catalog = catalog_sizes()
     ready = all(required.values()) and all(catalog.values())
     if as_json:
@@ -62,6 +63,9 @@ def command(ctx: click.Context, /, as_json: bool) -> None:
                 "optional": optional,
                 "catalog": catalog,
                 "gpus": gpus,
+                "profiles": able.profiles,
+                "runs": able.runs,
+                "missing": able.missing,
             }
         )
     else:
@@ -77,6 +81,10 @@ def command(ctx: click.Context, /, as_json: bool) -> None:
             table.add_row(name, version or Text(f"absent; adds {OPTIONAL[name]}", style="dim"))
         table.add_row("catalog", ", ".join(f"{count} {kind}" for kind, count in catalog.items()))
         table.add_row("GPUs", ", ".join(gpus) or "none visible; planning needs none")
+        table.add_row("can profile", "\n".join(able.profiles) or "nothing")
+        table.add_row("can run", "\n".join(able.runs) or "nothing; it plans")
+        for lack in able.missing:
+            table.add_row("missing", Text(f"{lack.name}, for {lack.adds}: {lack.command}", style="dim"))
         table.add_row("verdict", "ready to plan" if ready else Text("not ready to plan", style="red"))
         print_report([table])
     if not ready:

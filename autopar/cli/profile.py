@@ -32,7 +32,8 @@ Examples:
 \b
 Beside the profile goes a cluster file of this machine, for `plan --cluster`.
 --for-plan and --extend keep the points that are there and add to them.
---import reads nccl-tests output, a torch profiler's trace (Chrome JSON) and runs nothing.
+--import reads nccl-tests output, a torch profiler's trace (Chrome JSON, with shapes) and
+  the text of `nvidia-smi topo -m`, and runs nothing.
 
 \b
 Exit code 3: no GPU or package to measure with, a device lost, a rank that died or hung
@@ -68,6 +69,8 @@ class Duration(click.ParamType[float]):
 @click.option("--for-model", "models", multiple=True, metavar="NAME|PATH", help="Measure the shapes this model's best strategies need.")
 @click.option("--for-plan", "plan_file", metavar="PLAN", help="Measure just the shapes this plan and its runners-up need.")
 @click.option("--extend", metavar="PROFILE", help="Keep the points of this profile.")
+@click.option("--import", "imports", multiple=True, metavar="FILE", help="Read nccl-tests output, a torch trace or `nvidia-smi topo -m`.")
+@click.option("--gpu", metavar="DEVICE", help="Of --import: the device, where no file names it.")
 @click.option("--global-batch-size", "--gbs", type=COUNT, metavar="N", help="Of --for-model: sequences a step.")
 @click.option("--sequence-length", "--seq", type=COUNT, metavar="N", help="Of --for-model: tokens a sequence.")
 @click.option("--precision", metavar="NAME", help="Of --for-model.")
@@ -85,7 +88,6 @@ def command(ctx: click.Context, /, output: str | None, cluster_output: str | Non
 
     from .output import note
 
-    wanted = _wanted(options)
     cluster_path = cluster_output or (None if output is None else default_cluster_path(output))
 
     def keep(found: Profiled) -> None:
@@ -94,8 +96,15 @@ def command(ctx: click.Context, /, output: str | None, cluster_output: str | Non
         if cluster_path is not None:
             _write_cluster(found, cluster_path)
 
-    with _progress(options["budget"]) as watch:
-        found = profile_machine(wanted, keep=keep, watch=watch)
+    if options["imports"]:
+        from autopar.profile_import import import_profile
+
+        found = import_profile(options["imports"], options["gpu"], _start(options))
+        keep(found)
+    else:
+        wanted = _wanted(options)
+        with _progress(options["budget"]) as watch:
+            found = profile_machine(wanted, keep=keep, watch=watch)
     if found.rank == 0:
         _answer(found, as_json)
         for line in found.notes:
@@ -113,11 +122,7 @@ def _wanted(options: dict[str, Any]) -> Any:
     """The flags as what the profiler is asked for."""
     from autopar.profiling import Wanted, environment_threads
 
-    start = None
-    if options["extend"] is not None:
-        from autopar.io.measured_file import read_measured
-
-        start = read_measured(options["extend"])
+    start = _start(options)
     needs, planned = _needs(options)
     return Wanted(
         budget_seconds=options["budget"],
@@ -131,6 +136,15 @@ def _wanted(options: dict[str, Any]) -> Any:
     )
 
 
+def _start(options: dict[str, Any]) -> MeasuredProfile | None:
+    """The profile to add to."""
+    if options["extend"] is None:
+        return None
+    from autopar.io.measured_file import read_measured
+
+    return read_measured(options["extend"])
+
+
 def _needs(options: dict[str, Any]) -> tuple[Callable[[ClusterSpec, MeasuredProfile], Iterable[Use]] | None, MeasuredProfile | None]:
     """The shapes to measure, once the machine is known, and the profile that the plan was made with."""
     if options["plan_file"] is None and not options["models"]:
@@ -139,9 +153,13 @@ def _needs(options: dict[str, Any]) -> tuple[Callable[[ClusterSpec, MeasuredProf
 
     plan = None
     if options["plan_file"] is not None:
+        from autopar.costmodel.spec.errors import UnavailableError
         from autopar.io.plan_file import read_plan
 
-        plan = read_plan(options["plan_file"])
+        try:
+            plan = read_plan(options["plan_file"])
+        except ImportError as error:
+            raise UnavailableError(f"--for-plan reads the plan with {error.name}: pip install {error.name}") from None
     inputs: dict[str, Any] = {
         name: options[name] for name in ("global_batch_size", "sequence_length", "precision") if options[name] is not None
     }

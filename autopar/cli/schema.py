@@ -10,18 +10,20 @@ Examples:
 """
 
 
-KINDS = ("plan", "estimate", "explain", "comparison", "whatif", "size", "pareto", "profile", "no-plan")
+KINDS = ("plan", "estimate", "explain", "comparison", "whatif", "size", "pareto", "profile", "measured-profile", "no-plan")
 
 
 @click.command("schema", epilog=EPILOG)
 @click.argument("kind", type=click.Choice(KINDS))
 def command(kind: str) -> None:
-    """Print the JSON Schema of a plan file, of a profile file, of what --json prints for estimate,
-    explain, compare, whatif, size and plan --pareto, or of what it prints where no strategy fits.
+    """Print the JSON Schema of a plan file, of the two kinds of profile file (what calibrate found,
+    what profile measured), of what --json prints for estimate, explain, compare, whatif, size and
+    plan --pareto, or of what it prints where no strategy fits.
     """
     from autopar.comparison import Comparison
     from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.estimate import Estimate
+    from autopar.costmodel.spec.measured import MeasuredProfile
     from autopar.costmodel.spec.plan import Plan
     from autopar.explanation import Explanation
     from autopar.frontier import ParetoFront
@@ -41,6 +43,7 @@ def command(kind: str) -> None:
         "size": Sizing,
         "pareto": ParetoFront,
         "profile": Calibration,
+        "measured-profile": MeasuredProfile,
         "no-plan": NoPlan,
     }
     print_json(json_schema(kinds[kind]))

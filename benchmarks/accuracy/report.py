@@ -22,6 +22,7 @@ from autopar.costmodel.spec.units import format_seconds
 from autopar.io.files import write_text
 
 from .golden_memory import section as golden_memory_section
+from .profiled import section as profiled_section
 from .public_cases import section as public_cases_section
 from .published import comparisons
 from .tables import FOLDER, ROOT, markdown, shipped_accuracy, shipped_runs
@@ -65,6 +66,7 @@ def main() -> None:
         _groups(accuracy, "device"),
         _memory(accuracy),
         golden_memory_section(),
+        profiled_section(),
         _ranking(accuracy),
         _published(accuracy),
         _peers(accuracy),

@@ -14,8 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from autopar import __version__
 from autopar.catalog.hardware import device
 from autopar.catalog.profiles import hardware_profile
@@ -83,7 +81,8 @@ def _machine(info: Mapping[str, str]) -> Machine:
 
 def _failures() -> tuple[str, ...]:
     return (
-        f"rows of less than {LAUNCH_FLOOR * 1e6:.0f} us of GPU work (operators 100 us, attention 80 us forward and 250 us backward): their time is the launch's",
+        f"rows of less than {LAUNCH_FLOOR * 1e6:.0f} us of GPU work (operators 100 us, attention 80 us forward and 250 us backward):"
+        " their time is the launch's",
         "products whose contiguous dimension is no multiple of 16 bytes (an unpadded vocabulary): other kernels run them",
         "collectives: one GPU was there",
         "silu_mul_backward: not in the tables",
@@ -160,18 +159,6 @@ def _copies(row: Row) -> Iterator[tuple[Key, Point]]:
     variant = {"h2d": "to_device", "d2h": "to_host"}.get(row["direction"])
     if variant is not None:
         yield (Kind.HOST_COPY, variant, "fp32"), _point((row["bytes"],), row["seconds"])
-
-
-def gemm_left_out_errors() -> Mapping[str, np.ndarray]:
-    """|predicted / measured - 1| of each GEMM of the profile, left out of the fit, by series."""
-    from autopar.costmodel.measurements import gemm_fit
-
-    spec = device(DEVICE)
-    found = {}
-    for one in h200_profile().of_kind(Kind.GEMM):
-        columns = DeviceColumns.of(spec, hardware_profile(spec), ComputeType(one.dtype))
-        found[one.name] = np.abs(np.expm1(gemm_fit(one, columns).left_out))
-    return found
 
 
 if __name__ == "__main__":

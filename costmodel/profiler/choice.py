@@ -16,11 +16,14 @@ from autopar.costmodel.spec.measured import Kind, Series
 from .request import Request
 
 GEMM_SIZES = (64, 256, 1024, 4096, 16384)
+CPU_GEMM_SIZES = (64, 192, 512, 1536, 4096)
+"""Of a processor, which trains smaller models and has less time."""
 ATTENTION_LENGTHS = (128, 512, 2048, 8192)
 OPERATORS = (
     "copy", "add", "gelu", "gelu_backward", "silu_mul", "silu_mul_backward", "layernorm", "layernorm_backward", "rmsnorm",
     "rmsnorm_backward", "softmax",
 )  # fmt: skip
+GEMM_AHEAD = 2
 OPERATOR_COLUMNS = 1024
 VOCABULARIES = (4096, 32768, 131072)
 GEMM_LAYOUTS = ("nt", "nn", "tn")
@@ -51,12 +54,13 @@ class Reach:
         return flops / self.flops_per_second + request.bytes / self.bytes_per_second
 
 
-def base_requests(dtypes: Sequence[str], wide: str, reach: Reach, *, host_copies: bool) -> list[Request]:
+def base_requests(dtypes: Sequence[str], wide: str, reach: Reach, *, gpu: bool) -> list[Request]:
     """The coarse grid: GEMMs in each of ``dtypes``, everything else in ``wide``; the shapes within ``reach``, quick ones first."""
+    sizes = GEMM_SIZES if gpu else CPU_GEMM_SIZES
     found = [Request(kind=Kind.LAUNCH, variant="kernel", dtype=wide, shape=(1.0,))]
     for dtype in dtypes:
         layouts = GEMM_LAYOUTS if dtype != "fp8" else ("nt",)
-        for layout, m, n, k in itertools.product(layouts, GEMM_SIZES, GEMM_SIZES, GEMM_SIZES):
+        for layout, m, n, k in itertools.product(layouts, sizes, sizes, sizes):
             found.append(_gemm(layout, dtype, m, n, k))
     for name, power in itertools.product(OPERATORS, range(12, 29, 2)):
         found.append(_operator(name, wide, max(2**power // OPERATOR_COLUMNS, 1), OPERATOR_COLUMNS))
@@ -67,7 +71,7 @@ def base_requests(dtypes: Sequence[str], wide: str, reach: Reach, *, host_copies
         found.append(Request(kind=Kind.ATTENTION, variant=variant, dtype=wide, shape=shape))
     for variant, power in itertools.product(("adamw", "gradient_norm"), range(16, 31, 3)):
         found.append(Request(kind=Kind.OPTIMIZER, variant=variant, dtype=wide, shape=(float(2**power),)))
-    if host_copies:
+    if gpu:
         for variant, power in itertools.product(("to_device", "to_host"), range(16, 29, 3)):
             found.append(Request(kind=Kind.HOST_COPY, variant=variant, dtype=wide, shape=(float(2**power),)))
     return sorted((each for each in found if reach.holds(each)), key=reach.estimate)
@@ -79,8 +83,14 @@ def spread_out(requests: Sequence[Request]) -> list[Request]:
     for each in requests:
         by_kernel.setdefault((each.kind, each.variant, each.dtype), []).append(each)
     ranked = [(turn, place, mine[index]) for place, mine in enumerate(by_kernel.values()) for turn, index in enumerate(_halving(len(mine)))]
-    # a kernel of a hundred shapes gets more turns than one of five, at the same depth of halving
-    return [each for _, _, each in sorted(ranked, key=lambda item: (int(item[0]).bit_length(), item[1], item[0]))]
+
+    def turn_of(item: tuple[int, int, Request]) -> tuple[int, int, int]:
+        """By depth of halving; products, which have three dimensions to cover, are two halvings ahead."""
+        turn, place, request = item
+        depth = turn.bit_length()
+        return (max(depth - GEMM_AHEAD, 0) if request.kind is Kind.GEMM else depth), place, turn
+
+    return [each for _, _, each in sorted(ranked, key=turn_of)]
 
 
 def _halving(count: int) -> list[int]:
@@ -116,6 +126,8 @@ def requests_of(uses: Iterable[Use], *, unmeasured_only: bool = True) -> list[Re
 def least_sure(series: Iterable[Series], reach: Reach, tried: set[Request]) -> Request | None:
     """The GEMM not yet measured on which two fits to the points disagree most: kriging, and a plane through the log rates.
 
+    Disagreement counts times the series' left-out error, so that none of the layouts is left behind.
+
     Rates far from all points follow the plane in one and stay at their mean in the other, so holes in the range are filled first.
     None where no shape is left.
     """
@@ -129,7 +141,8 @@ def least_sure(series: Iterable[Series], reach: Reach, tried: set[Request]) -> R
         if not candidates:
             continue
         asked = np.array([each.shape for each in candidates])
-        gap = np.abs(ShapeFit.of(shapes, rates).log_ratio(asked) - _plane(shapes, rates, asked))
+        fit = ShapeFit.of(shapes, rates)
+        gap = fit.left_out_error * np.abs(fit.log_ratio(asked) - _plane(shapes, rates, asked))
         place = int(np.argmax(gap))
         if best is None or gap[place] > best[0]:
             best = (float(gap[place]), candidates[place])

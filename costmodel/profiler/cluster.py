@@ -75,7 +75,7 @@ def processor_device(machine: Machine, launch: Launch, rates: Rates, *, threads:
             "memory_bytes": f"the operating system's total over {launch.ranks_per_node} ranks",
             "memory_bandwidth": f"{source}: best copy or add",
             "peak_flops": f"{source}: best product, no rated figure",
-            "l2_cache_bytes": "the operating system, at most 64 MiB",
+            "l2_cache_bytes": "the operating system",
             "power_watts": "not known; enters no estimate of a device that was measured",
         },
     )

@@ -10,7 +10,7 @@ from autopar.costmodel.spec.measured import Kind, Series
 
 from .ranks import Ranks
 from .request import Backend, CannotMeasureError, Request
-from .timing import Samples, sample, sample_in_step
+from .timing import Samples, sample
 
 PASSES = 3
 """Times that the run comes back to each shape."""
@@ -133,8 +133,7 @@ class Run:
         found: list[float] = []
         if prepared is not None and not reasons:
             try:
-                alone = self.ranks.launch.world_size == 1
-                found = sample(prepared) if alone else sample_in_step(prepared, _calls(request))
+                found = sample(prepared, self._slowest)
             except CannotMeasureError as error:
                 reason = str(error)
         library = "" if prepared is None else prepared.library
@@ -145,6 +144,10 @@ class Run:
         del prepared
         backend.release()
         return True
+
+    def _slowest(self, seconds: float) -> float:
+        """The slowest rank's."""
+        return max(self.ranks.gathered(seconds))
 
     def _exchange(self) -> None:
         """Every rank's times of the pass, kept on all."""
@@ -172,9 +175,3 @@ def _over_ranks(times: Sequence[Sequence[float]], *, slowest: bool) -> list[floa
         values = sorted(each[place] for each in times)
         found.append(values[-1] if slowest else values[len(values) // 2])
     return found
-
-
-def _calls(request: Request) -> int:
-    """Calls of one sample where ranks must agree on them: by the work, not by a rank's own clock."""
-    size = request.shape[0] if request.kind is Kind.COLLECTIVE else request.work / 20
-    return 16 if size <= 2**16 else 4 if size <= 2**20 else 1

@@ -48,6 +48,8 @@ class CupyKernels:
             case Kind.GEMM:
                 return request.dtype in GEMM_DTYPES and (request.dtype != "bf16" or _bfloat16() is not None)
             case Kind.OPERATOR:
+                if request.dtype == "bf16":  # moved by CuPy, added by torch
+                    return request.variant == "copy" and _bfloat16() is not None
                 return request.variant in OPERATORS and request.dtype in ("fp32", "fp16")
             case _:
                 return request.kind in (Kind.LAUNCH, Kind.HOST_COPY)

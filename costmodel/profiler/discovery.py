@@ -14,8 +14,6 @@ from pathlib import Path
 from .topology_text import Topology, parse_topology
 
 PRIVATE_CACHE_DEFAULT = 2**20
-LARGEST_CACHE = 64 * 2**20
-"""Of a processor's shared cache no more than this is taken as one run's: its rest belongs to other work."""
 RunTool = Callable[[Sequence[str]], str | None]
 
 
@@ -107,13 +105,12 @@ def processor(root: Path = Path("/")) -> Processor:
 
 
 def _cache_bytes(root: Path) -> int:
-    """The largest cache of the first core, at most :data:`LARGEST_CACHE`."""
-    sizes = []
-    for path in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        match = re.fullmatch(r"(\d+)([KM]?)", _read(path).strip())
-        if match:
-            sizes.append(int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]])
-    return min(max(sizes, default=PRIVATE_CACHE_DEFAULT), LARGEST_CACHE)
+    """The first core's own cache: its second level. What lies between kernels stays in the levels behind it, in training as here."""
+    for path in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        match = re.fullmatch(r"(\d+)([KM]?)", _read(path / "size").strip())
+        if match and _read(path / "level").strip() == "2":
+            return int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]]
+    return PRIVATE_CACHE_DEFAULT
 
 
 GPU_FIELDS = (

@@ -6,16 +6,18 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from .collectives import TorchTransport, Transport, group_shapes, members
+from .collectives import TorchTransport, Transport, group_shapes, members, wait_until
 from .cuda import Import, load_cupy, load_nccl
 from .ranks import Ranks
+from .request import RankLostError
 
 
 class CupyNcclTransport:
     """One communicator a group; identifiers are handed out over the control ranks, every rank taking part in the same order."""
 
-    def __init__(self, cupy: Any, nccl: Any, ranks: Ranks) -> None:
+    def __init__(self, cupy: Any, nccl: Any, ranks: Ranks, *, timeout_seconds: float) -> None:
         self._cupy, self._nccl, self._rank = cupy, nccl, ranks.launch.rank
+        self._timeout = timeout_seconds
         self.library = f"cupy {cupy.__version__} NCCL {nccl_version(nccl)}"
         self._communicators: dict[tuple[int, ...], Any] = {}
         self._kept: tuple[Any, ...] = ()
@@ -33,14 +35,14 @@ class CupyNcclTransport:
         cupy, nccl, comm = self._cupy, self._nccl, self._communicators[tuple(ranks)]
         full = cupy.random.uniform(0.5, 1.5, count, dtype=cupy.float32)
         part = cupy.random.uniform(0.5, 1.5, count // len(ranks), dtype=cupy.float32)
-        float32, largest = nccl.NCCL_FLOAT32, nccl.NCCL_MAX
+        float32, total = nccl.NCCL_FLOAT32, nccl.NCCL_SUM  # the switch sums fp32 (NVLS), and does nothing else with it
         stream = cupy.cuda.get_current_stream().ptr
         whole, piece = full.data.ptr, part.data.ptr
         self._kept = (full, part)  # NCCL is given addresses, which hold nothing
         calls: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda: comm.allReduce(whole, whole, count, float32, largest, stream),
+            "all_reduce": lambda: comm.allReduce(whole, whole, count, float32, total, stream),
             "all_gather": lambda: comm.allGather(piece, whole, count // len(ranks), float32, stream),
-            "reduce_scatter": lambda: comm.reduceScatter(whole, piece, count // len(ranks), float32, largest, stream),
+            "reduce_scatter": lambda: comm.reduceScatter(whole, piece, count // len(ranks), float32, total, stream),
             "all_to_all": self._all_to_all(comm, full, len(ranks), stream),
             "send_recv": self._there_and_back(comm, full, ranks.index(self._rank), stream),
         }
@@ -72,8 +74,19 @@ class CupyNcclTransport:
         return call
 
     def finish(self) -> None:
-        """Wait for what was queued."""
-        self._cupy.cuda.get_current_stream().synchronize()
+        """Wait for what was queued, and no longer than the time-out: NCCL itself waits for a dead rank for ever.
+
+        Raises:
+            RankLostError: a rank did not take part in time; the communicators are given up.
+        """
+        stream = self._cupy.cuda.get_current_stream()
+        try:
+            wait_until(lambda: bool(stream.done), self._timeout)
+        except RankLostError:
+            for comm in self._communicators.values():
+                if comm is not None:
+                    comm.abort()
+            raise
 
 
 def nccl_version(nccl: Any) -> str:
@@ -88,7 +101,7 @@ def nccl_transport(ranks: Ranks, *, timeout_seconds: float, load: Import = impor
     nccl, no_nccl = load_nccl(load) if cupy is not None else (None, no_cupy)
     reasons = [each for each in ranks.gathered(no_nccl) if each]
     if not reasons:
-        return CupyNcclTransport(cupy, nccl, ranks), ""
+        return CupyNcclTransport(cupy, nccl, ranks, timeout_seconds=timeout_seconds), ""
     device = f"cuda:{ranks.launch.local_rank}"
     transport = TorchTransport(ranks.launch, backend="nccl", device=device, timeout_seconds=timeout_seconds)
     return transport, f"collectives ran over torch.distributed's NCCL ({reasons[0]})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,10 @@ class Ranks(Protocol):
         """Every rank's ``value``, by rank."""
         ...
 
+    def close(self) -> None:
+        """Part from the others."""
+        ...
+
 
 class Alone:
     """One process."""
@@ -88,6 +93,9 @@ class Alone:
     def gathered(self, value: T) -> list[T]:
         """``value`` alone."""
         return [value]
+
+    def close(self) -> None:
+        """Nobody to part from."""
 
 
 class TorchRanks:
@@ -131,9 +139,10 @@ class TorchRanks:
         return cast(list[T], box)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group; a group that a lost rank broke is left as it is."""
         if self._dist.is_initialized():
-            self._dist.destroy_process_group()
+            with contextlib.suppress(RuntimeError):
+                self._dist.destroy_process_group()
 
     def _guard(self, call: Any, what: str) -> None:
         try:

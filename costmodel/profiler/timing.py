@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -40,29 +39,24 @@ class Samples:
         )
 
 
-def sample(prepared: Prepared, *, clock: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Timings of one pass, after a warm-up.
+def sample(prepared: Prepared, agree: Callable[[float], float] = lambda seconds: seconds) -> list[float]:
+    """Timings of one pass, after a warm-up; of a call so long that a pass holds no two, the first alone.
+
+    How many there are depends on ``agree`` of the first call's seconds: where ranks time the same collective it returns the slowest's,
+    so that all of them take as many.
 
     Raises:
         CannotMeasureError: a time that is no time (zero, negative, NaN).
     """
     first = _checked(prepared.seconds(1))
-    calls = int(np.clip(math.ceil(SHORTEST_SAMPLE / first), 1, MAX_CALLS))
+    slowest = max(agree(first), 1e-9)
+    if slowest > PASS_SECONDS:
+        return [first]
+    calls = int(np.clip(math.ceil(SHORTEST_SAMPLE / slowest), 1, MAX_CALLS))
     if calls > 1:
         _checked(prepared.seconds(calls))  # warm: the clock of a GPU, the caches of an allocator
-    started = clock()
-    found: list[float] = []
-    while len(found) < SAMPLES:
-        found.append(_checked(prepared.seconds(calls)))
-        if len(found) >= 2 and clock() - started > PASS_SECONDS:
-            break
-    return found
-
-
-def sample_in_step(prepared: Prepared, calls: int) -> list[float]:
-    """As :func:`sample`, with a number of calls and samples that does not depend on this rank's own times."""
-    _checked(prepared.seconds(1))
-    return [_checked(prepared.seconds(calls)) for _ in range(SAMPLES)]
+    count = int(np.clip(PASS_SECONDS / (slowest * calls), 2, SAMPLES))
+    return [_checked(prepared.seconds(calls)) for _ in range(count)]
 
 
 def _checked(seconds: float) -> float:

@@ -62,6 +62,8 @@ class FakeCupy:
 
     seconds_a_call: float = 1e-4
     gpus: int = 1
+    hangs: bool = False
+    """Whether what was queued never ends."""
     fails: dict[str, Exception] = field(default_factory=dict)
     """Name of a call -> what it raises."""
     log: list[str] = field(default_factory=list)
@@ -73,7 +75,7 @@ class FakeCupy:
             Event=self._event,
             get_elapsed_time=self._elapsed,
             Device=self._device,
-            get_current_stream=lambda: SimpleNamespace(ptr=7, synchronize=lambda: self._do("stream synchronize")),
+            get_current_stream=lambda: SimpleNamespace(ptr=7, done=not self.hangs),
             alloc_pinned_memory=lambda size: self._do(f"pinned {size}") or SimpleNamespace(ptr=8192),
             runtime=SimpleNamespace(
                 getDeviceCount=lambda: self._do("getDeviceCount") or self.gpus,
@@ -85,8 +87,8 @@ class FakeCupy:
                 memcpyDeviceToHost=2,
             ),
         )
-        self.random = SimpleNamespace(standard_normal=self._random, randint=lambda low, high, size, dtype: self._array(size, dtype),
-                                      uniform=lambda low, high, size, dtype: self._array(size, dtype))  # fmt: skip
+        self.random = SimpleNamespace(standard_normal=self._random, randint=lambda *given, dtype: self._array(given[2], dtype),
+                                      uniform=lambda *given, dtype: self._array(given[2], dtype))  # fmt: skip
 
     def is_available(self) -> bool:
         return self.gpus > 0
@@ -123,6 +125,7 @@ class FakeCupy:
         return FakeArray((left.shape[0], right.shape[1]), left.dtype, self.log)
 
     def add(self, left: FakeArray, right: FakeArray) -> FakeArray:
+        assert left.shape == right.shape
         self._do(f"add {left.shape}")
         return left
 
@@ -134,7 +137,7 @@ class FakeCupy:
 
     def RawKernel(self, source: str, name: str) -> Any:
         assert name in source
-        return lambda grid, block, arguments: self._do(f"{name} {arguments[0]}")
+        return lambda _grid, _block, arguments: self._do(f"{name} {arguments[0]}")
 
     def get_default_memory_pool(self) -> SimpleNamespace:
         return SimpleNamespace(free_all_blocks=lambda: self._do("free"))
@@ -146,7 +149,7 @@ class FakeNccl:
 
     log: list[str]
     available: bool = True
-    NCCL_FLOAT32, NCCL_MAX = 7, 2
+    NCCL_FLOAT32, NCCL_SUM = 7, 0
 
     def get_version(self) -> int:
         return 22809
@@ -168,5 +171,6 @@ class FakeNccl:
             allGather=lambda _send, _receive, count, *_: self.log.append(f"allGather {count}"),
             reduceScatter=lambda _send, _receive, count, *_: self.log.append(f"reduceScatter {count}"),
             send=lambda _pointer, count, _type, peer, _stream: self.log.append(f"send {count} to {peer}"),
+            abort=lambda: self.log.append("abort"),
             recv=lambda _pointer, count, _type, peer, _stream: self.log.append(f"recv {count} from {peer}"),
         )

@@ -15,7 +15,7 @@ REACH = Reach(flops_per_second=1e11, bytes_per_second=1e10, seconds=0.1, bytes=2
 
 
 def test_the_grid_has_every_kernel_and_stays_within_reach() -> None:
-    found = base_requests(("fp32",), "fp32", REACH, host_copies=True)
+    found = base_requests(("fp32",), "fp32", REACH, gpu=True)
     assert all(REACH.holds(each) for each in found)
     assert len(set(found)) == len(found)
     for kind in set(Kind) - {Kind.COLLECTIVE}:
@@ -28,7 +28,8 @@ def test_an_order_cut_anywhere_keeps_the_ends_of_every_kernel(first: int, second
     found = spread_out(requests)
     assert sorted(found, key=str) == sorted(requests, key=str)
     ends = {_gemm("nt", 1), _gemm("nn", 1), _gemm("nt", first), _gemm("nn", second)}
-    assert set(found[: len(ends)]) == ends
+    ahead = min(first, 4) + min(second, 4)
+    assert ends <= set(found[:ahead])
 
 
 def test_what_an_estimate_asks_for_comes_longest_first_and_whole() -> None:

@@ -20,7 +20,7 @@ from autopar.costmodel.profiler.cuda import CudaBackend, TorchProvider, cuda_bac
 from autopar.costmodel.profiler.cupy_kernels import CupyKernels
 from autopar.costmodel.profiler.nccl import CupyNcclTransport, nccl_transport
 from autopar.costmodel.profiler.ranks import Alone, Launch
-from autopar.costmodel.profiler.request import CannotMeasureError, DeviceLostError, Request
+from autopar.costmodel.profiler.request import CannotMeasureError, DeviceLostError, RankLostError, Request
 from autopar.costmodel.spec.errors import UnavailableError
 from autopar.costmodel.spec.measured import Kind
 
@@ -159,7 +159,7 @@ def test_a_clock_that_gives_no_time_is_no_measurement() -> None:
 
 def test_the_whole_grid_of_a_gpu_runs_with_cupy_alone_and_says_what_it_lacks() -> None:
     reach = Reach(flops_per_second=1e15, bytes_per_second=4e12, seconds=0.01, bytes=2**33)
-    requests = base_requests(("bf16", "fp16", "tf32", "fp8"), "bf16", reach, host_copies=True)
+    requests = base_requests(("bf16", "fp16", "tf32", "fp8"), "bf16", reach, gpu=True)
     results = Results(source="a test")
     Run(Alone(), Budget(3600), results).passes(backend(FakeCupy()), requests, until=1.0, count=1)
     kinds = {(request.kind, request.dtype) for request in results.samples}
@@ -263,7 +263,7 @@ class Pretending(Alone):
 
 def test_collectives_through_cupys_nccl() -> None:
     log: list[str] = []
-    transport = CupyNcclTransport(FakeCupy(log=log), FakeNccl(log), Pretending())
+    transport = CupyNcclTransport(FakeCupy(log=log), FakeNccl(log), Pretending(), timeout_seconds=5)
     assert transport.library == "cupy 14.2.0 NCCL 2.28.9"
     # ranks 0,1 of a node; 0,2 strided over the nodes; all four
     assert sorted(name for name in log if name.startswith("communicator")) == [
@@ -277,11 +277,24 @@ def test_collectives_through_cupys_nccl() -> None:
         log.clear()
         assert found.prepare(request).seconds(1) > 0
         asked[(request.variant, *request.shape[1:])] = [name for name in log if "synchronize" not in name]
-    assert asked["all_reduce", 4, 2] == ["allReduce 256"]
-    assert asked["all_gather", 2, 1] == ["allGather 128"]
-    assert asked["reduce_scatter", 2, 2] == ["reduceScatter 128"]
-    assert asked["send_recv", 2, 1] == ["send 256 to 1", "recv 256 from 1"]
-    assert asked["all_to_all", 2, 2] == ["group start", "send 128 to 0", "recv 128 from 0", "send 128 to 1", "recv 128 from 1", "group end"]
+    assert asked["all_reduce", 4, 2] == ["allReduce 256"] * 3
+    assert asked["all_gather", 2, 1] == ["allGather 128"] * 3
+    assert asked["reduce_scatter", 2, 2] == ["reduceScatter 128"] * 3
+    assert asked["send_recv", 2, 1] == ["send 256 to 1", "recv 256 from 1"] * 3
+    assert (
+        asked["all_to_all", 2, 2]
+        == ["group start", "send 128 to 0", "recv 128 from 0", "send 128 to 1", "recv 128 from 1", "group end"] * 3
+    )
+
+
+def test_a_collective_that_never_ends_gives_its_communicators_up() -> None:
+    log: list[str] = []
+    cupy = FakeCupy(log=log, hangs=True)
+    transport = CupyNcclTransport(cupy, FakeNccl(log), Pretending(), timeout_seconds=0.05)
+    prepared = Collectives(Pretending.launch, transport).prepare(collective_requests(Pretending.launch)[0])
+    with pytest.raises(RankLostError, match=r"did not end in 0\.05 s: a rank died or hung"):
+        prepared.seconds(1)
+    assert log.count("abort") == 3
 
 
 def test_cupys_nccl_is_taken_where_it_loads_and_torchs_where_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +303,7 @@ def test_cupys_nccl_is_taken_where_it_loads_and_torchs_where_it_does_not(monkeyp
     assert isinstance(transport, CupyNcclTransport)
     assert note == ""
     monkeypatch.setattr(
-        "autopar.costmodel.profiler.nccl.TorchTransport", lambda launch, **options: SimpleNamespace(library=f"torch {options['backend']}")
+        "autopar.costmodel.profiler.nccl.TorchTransport", lambda _launch, **options: SimpleNamespace(library=f"torch {options['backend']}")
     )
     transport, note = nccl_transport(Pretending(), timeout_seconds=1, load=loading(cupy=cupy))
     assert transport.library == "torch nccl"

@@ -49,7 +49,9 @@ def root(tmp_path: Path) -> Path:
         "proc/cpuinfo": "processor : 0\nmodel name\t: AMD EPYC 7742 64-Core Processor\nprocessor : 1\n",
         "proc/meminfo": "MemTotal:       16777216 kB\nMemFree: 1 kB\n",
         "sys/devices/system/cpu/cpu0/cache/index2/size": "512K\n",
+        "sys/devices/system/cpu/cpu0/cache/index2/level": "2\n",
         "sys/devices/system/cpu/cpu0/cache/index3/size": "16384K\n",
+        "sys/devices/system/cpu/cpu0/cache/index3/level": "3\n",
         "sys/class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)\n",
         "sys/class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand\n",
         "sys/class/net/eth0/speed": "100000\n",
@@ -67,7 +69,7 @@ def test_a_processor_and_its_network_are_read(root: Path) -> None:
     found = discover(root, tools(0))
     assert found.processor.name == "AMD EPYC 7742 64-Core Processor"
     assert found.processor.memory_bytes == 2**34
-    assert found.processor.cache_bytes == 2**24
+    assert found.processor.cache_bytes == 2**19
     assert [(each.name, each.kind, each.bytes_per_second) for each in found.networks] == [
         ("mlx5_0", "infiniband", 50e9),
         ("eth0", "ethernet", 12.5e9),

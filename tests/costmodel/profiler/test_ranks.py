@@ -37,7 +37,7 @@ def test_a_process_without_a_launcher_is_alone() -> None:
     ],
 )
 def test_a_launchers_variables_that_make_no_sense_are_refused(environment: dict[str, str]) -> None:
-    with pytest.raises(InvalidInputError, match="RANK|WORLD_SIZE"):
+    with pytest.raises(InvalidInputError, match=r"RANK|WORLD_SIZE"):
         Launch.of(environment)
 
 
