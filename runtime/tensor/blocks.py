@@ -23,6 +23,6 @@ def matching_regions(block: nn.Module, family: Family) -> Iterator[tuple[BlockRe
     """The regions of ``block``: of those that share a module's name, the one whose layers it has."""
     for region in family.regions:
         module = block._modules.get(region.module)
-        wanted = (region.experts,) if region.experts else (*(column.name for column in region.columns), *region.rows)
-        if module is not None and all(name in module._modules for name in wanted):
+        wanted = {region.experts, *(column.name for column in region.columns), *region.rows} - {""}
+        if module is not None and wanted <= {path for path, _ in module.named_modules()}:
             yield region, module

@@ -50,20 +50,25 @@ def _block_faults(block: nn.Module, family: Family, size: int, counts: dict[str,
             yield Fault(field=FIELD, given=str(size), required=required, fix=f"use {FIELD}=1")
     for region, module in matching_regions(block, family):
         layers = [*(column.name for column in region.columns), *region.rows]
-        odd = [name for name in layers if not is_linear(module.get_submodule(name))]
-        for name in odd:
-            kind = type(module.get_submodule(name)).__name__
-            required = f"{region.module}.{name} is a {kind}; only plain linear layers can be split"
+        odd = {name: f"is a {_kind(module, name)}" for name in layers if not is_linear(module.get_submodule(name))}
+        if region.experts:
+            biased = (name for name in region.rows if module.get_submodule(name)._parameters.get("bias") is not None)
+            odd |= dict.fromkeys(biased, "has a bias beside experts")
+        for name, reason in odd.items():
+            required = f"{region.module}.{name} {reason}; only plain linear layers can be split"
             yield Fault(field=FIELD, given=str(size), required=required, fix=f"use {FIELD}=1, or plain linear layers")
         if not odd:
             _count(region, module, counts)
+
+
+def _kind(module: nn.Module, name: str) -> str:
+    return type(module.get_submodule(name)).__name__
 
 
 def _count(region: BlockRegion, module: nn.Module, counts: dict[str, int]) -> None:
     if region.experts:
         weight = module.get_submodule(region.experts).get_parameter("down_proj")
         counts["the experts' ffn_hidden_size"] = int(weight.shape[EXPERT_DIMS["down_proj"]])
-        return
     unit = region.unit(module) if region.unit else 1
     for column in region.columns:
         layer = module.get_submodule(column.name)
@@ -71,7 +76,7 @@ def _count(region: BlockRegion, module: nn.Module, counts: dict[str, int]) -> No
         sections = column.sections(module) if column.sections else (features,)
         names = ("query", "key", "value") if len(sections) == 3 else ("",) * len(sections)
         for section, name in zip(sections, names, strict=True):
-            what = _what(region, column.name, name)
+            what = "the shared experts' ffn_hidden_size" if region.experts else _what(region, column.name, name)
             counts[what] = math.gcd(counts.get(what, 0), section // unit)
 
 

@@ -78,7 +78,7 @@ def _block_plan(block: nn.Module, family: Family, boundary: Boundary) -> dict[st
             sections = column.sections(module) if column.sections else ()
             plan[f"{region.module}.{column.name}"] = Column(sections=sections)
         for row in region.rows:
-            plan[f"{region.module}.{row}"] = Row(boundary)
+            plan[f"{region.module}.{row}"] = Row(None if region.experts else boundary)
         if region.experts:
             experts = module.get_submodule(region.experts)
             width = int(experts.get_parameter("gate_up_proj").shape[EXPERT_DIMS["gate_up_proj"]]) // 2

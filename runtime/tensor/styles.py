@@ -125,9 +125,12 @@ class Column(ParallelStyle):
 
 
 class Row(ParallelStyle):
-    """A linear layer split along its input features: (B, S, F / tp) to (B, S or its shard, out), which ends the region."""
+    """A linear layer split along its input features: (B, S, F / tp) to (B, S or its shard, out), which ends the region.
 
-    def __init__(self, boundary: Boundary) -> None:
+    ``boundary`` None: it stays inside, and its output, without a bias, is a partial sum.
+    """
+
+    def __init__(self, boundary: Boundary | None) -> None:
         super().__init__()
         self.boundary = boundary
 
@@ -135,12 +138,15 @@ class Row(ParallelStyle):
         boundary = self.boundary
         shard_parameter(module, "weight", device_mesh, 1 - output_dim(module))
         shard_parameter(module, "bias", device_mesh, None)
-        if boundary.sequence_parallel:
+        if boundary is not None and boundary.sequence_parallel:
             mark_partial(module, "bias")
         multiply = _multiply(module)
 
         def forward(x: Tensor) -> Tensor:
-            output = boundary.leave(multiply(x, cast(Tensor, local_parameter(module, "weight")), None))
+            output = multiply(x, cast(Tensor, local_parameter(module, "weight")), None)
+            if boundary is None:
+                return output
+            output = boundary.leave(output)
             bias = local_parameter(module, "bias")
             return output if bias is None else output + bias
 

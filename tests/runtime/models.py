@@ -56,6 +56,10 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "phi": _hugging_face("phi", **_GROUPED, qk_layernorm=True, **dict.fromkeys(("embd_pdrop", "resid_pdrop"), 0.0)),
     "phi3": _hugging_face("phi3", **_GROUPED),
     "mixtral": _hugging_face("mixtral", **_GROUPED, num_local_experts=4),
+    "qwen2_moe": _hugging_face(
+        "qwen2_moe", **_GROUPED, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=48
+    ),
+    "nemotron": _hugging_face("nemotron", **_GROUPED, head_dim=8),
     "qwen3_moe": _hugging_face(
         "qwen3_moe", **_GROUPED, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[0]
     ),
