@@ -33,7 +33,7 @@ from .pipeline.absent import ArrivalBlock, PassedBlock
 from .pipeline.stage import PipelineStage, cut_stages, layers_of_stages, stage_spans
 from .precision import TensorTypes, store_parameters, tensor_types
 from .random.dropout import LayoutFreeDropout
-from .recompute import recompute, recomputed_blocks
+from .recompute import apply_recompute
 from .structure import ModelStructure, read_structure
 from .support import training_faults
 from .tensor import tensor_parallelize
@@ -124,8 +124,7 @@ class _Builder:
                 sequence = self.strategy.sequence_parallel
                 tensor_parallelize(stage.model, self.structure, self.mesh.tensor, sequence_parallel=sequence)
             blocks += stage.model.get_submodule(self.structure.blocks).children()
-        for block in recomputed_blocks(blocks, self.strategy):
-            recompute(block, dropout.recompute_contexts)
+        apply_recompute(blocks, self.strategy, dropout.recompute_contexts)
         return stages
 
 

@@ -67,6 +67,7 @@ def command(ctx: click.Context, /, plan: str, as_json: bool, **options: Any) -> 
     from autopar.io.plan_file import read_plan
 
     _check(options)
+    _require_torch()
     if _inside_a_job():
         _rank(plan, options, as_json=as_json)
     found = read_plan(plan)
@@ -107,6 +108,19 @@ def _check(options: dict[str, Any]) -> None:
             if given
         ]
     raise_if(faults)
+    if options["output"] is not None:
+        from autopar.accuracy.record import require_table
+
+        require_table(options["output"])
+
+
+def _require_torch() -> None:
+    from importlib.util import find_spec
+
+    from autopar.costmodel.spec.errors import UnavailableError
+
+    if find_spec("torch") is None:
+        raise UnavailableError("torch is needed to run a plan; pip install 'autopar[runtime]'")
 
 
 def _inside_a_job() -> bool:

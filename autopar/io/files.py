@@ -39,7 +39,7 @@ def write_text(path: str | Path, text: str, *, field: str = "output") -> None:
     """
     path = Path(path)
     try:
-        raise_if(_target_faults(path, field))
+        raise_if(target_faults(path, field))
         if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to replace
             path.write_text(text, encoding="utf-8")
         else:
@@ -48,7 +48,8 @@ def write_text(path: str | Path, text: str, *, field: str = "output") -> None:
         raise InvalidInputError(_unusable(field, path, "cannot be written", error)) from None
 
 
-def _target_faults(path: Path, field: str) -> list[Fault]:
+def target_faults(path: Path, field: str) -> list[Fault]:
+    """Why no file can be written at ``path``: it is a folder, or there is none to hold it."""
     if path.is_dir():
         return [Fault(field=field, given=repr(str(path)), required="is a folder, a file name is needed")]
     if not path.parent.is_dir():
