@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class Engine:
 
         Raises:
             InvalidInputError: its rows are not the global batch's; on every rank.
-            TrainingFailedError: the loss is no finite number; on every rank, with the parameters as they were.
+            TrainingFailedError: the loss, or the norm to clip to, is no finite number; on every rank, with the parameters as they were.
         """
         share, total = self._share(batch, self.global_batch_size, local_batch=local_batch)
         self._set_mode(training=True)
@@ -166,6 +167,7 @@ class Engine:
         norm = values[1].sqrt()
         mean, self.grad_norm = (float(value) for value in torch.stack((values[0], norm)).tolist())
         self._check(mean)
+        self._check(self.grad_norm, "norm of the gradients")
         self._norm.clip(norm, self.options.max_grad_norm)
         return mean
 
@@ -181,13 +183,13 @@ class Engine:
             if self.mesh.size(axis) > 1:
                 dist.all_reduce(values, group=self.mesh.group(axis))
 
-    def _check(self, mean: float) -> float:
-        if self.options.check_loss and mean - mean != 0:
+    def _check(self, value: float, name: str = "loss") -> float:
+        if self.options.check_loss and not math.isfinite(value):
             raise TrainingFailedError(
-                f"the loss of step {self.step + 1} is {mean}: the parameters are as before it; lower the learning rate, clip gradients"
+                f"the {name} of step {self.step + 1} is {value}: the parameters are as before it; lower the learning rate, clip gradients"
                 " (max_grad_norm), or look at the batch; check_loss=False goes on regardless"
             )
-        return mean
+        return value
 
     def _forward_plan(self, num_microbatches: int) -> RankPlan:
         """For a batch of any size: a pass has no backward to wait for, so any order of micro-batches will do."""
@@ -217,8 +219,7 @@ class Engine:
 
     def _scope(self, microbatch: int) -> AbstractContextManager[Any]:
         del microbatch
-        types = self._parallel.types
-        return torch.autocast(self.mesh.device.type, torch.bfloat16, enabled=types.autocast)
+        return torch.autocast(self.mesh.device.type, torch.bfloat16) if self._parallel.types.autocast else nullcontext()
 
 
 def build_engine(
