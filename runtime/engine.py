@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,12 @@ class Engine:
         return checkpoint.save(self._train_state(), path)
 
     def load(self, path: str | Path) -> None:
-        """Go on from the newest checkpoint under ``path``; :func:`.checkpoint.load`."""
+        """Go on from the newest checkpoint under ``path``, with its seed; :func:`.checkpoint.load`."""
         state = self._train_state()
         checkpoint.load(state, path)
         self.step = state.step
+        self.options = replace(self.options, seed=state.seed)
+        self._parallel.dropout.seed = state.seed
 
     def _train_state(self) -> checkpoint.TrainState:
         return checkpoint.TrainState(
