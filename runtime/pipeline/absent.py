@@ -97,7 +97,7 @@ class AbsentEmbedding(nn.Module):
         self._boundary = boundary
         self._hidden_size = hidden_size
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         received = self._boundary.received
         assert received is not None
         return torch.zeros((), dtype=received.dtype, device=received.device).expand(*ids.shape, self._hidden_size)
