@@ -87,3 +87,17 @@ def test_a_batch_tells_each_tensor_at_fault() -> None:
     assert [(fault.field, fault.given) for fault in faults] == [("b", "3 rows"), ("c", "shape ()"), ("d", "list")]
     assert faults_of_batch(torch.zeros(6, 2), None, 4)[0].required == "tensors whose rows are a multiple of 4"
     assert faults_of_batch({"a": torch.zeros(4), "b": torch.zeros(8)}, None, 4)[0].given == "tensors of [4, 8] rows"
+
+
+def test_a_pipeline_rank_with_nothing_to_train_is_refused() -> None:
+    model = small_gpt()
+    structure = read_structure(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = not name.startswith(("tokens", "positions", "blocks.0", "blocks.1"))
+    options = {"global_batch_size": 4, "precision": PRECISIONS["fp32"]}
+    (fault,) = training_faults(model, structure, Strategy(pipeline_parallel_size=2), **options)  # type: ignore[arg-type]
+    assert "rank 0 has frozen ones alone" in str(fault)
+    assert training_faults(model, structure, Strategy(pipeline_parallel_size=2, pipeline_layers=(3, 1)), **options) == ()  # type: ignore[arg-type]
+    assert training_faults(model, structure, Strategy(), **options) == ()  # type: ignore[arg-type]
+    (fault,) = training_faults(model.requires_grad_(False), structure, Strategy(), **options)  # type: ignore[arg-type]
+    assert "all frozen" in str(fault)
