@@ -111,7 +111,8 @@ def _add_block_hooks(block: nn.Module, family: Family, boundary: Boundary) -> No
 
 
 def _leave(boundary: Boundary, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
-    return boundary.leave(output)
+    # A copy: the module's own graph may need its output as it is.
+    return boundary.leave(output if boundary.sequence_parallel else output.clone())
 
 
 def _divide(module: nn.Module, attribute: LocalAttribute, size: int) -> None:
