@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -16,13 +17,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import autopar as api
 from autopar.accuracy.runs import read_runs
 from autopar.api import read_plan, write_plan
 from autopar.catalog.cpu import cpu_cluster
+from autopar.cli.run import be_a_rank, command
+from autopar.costmodel.spec.errors import UnavailableError
 from autopar.costmodel.spec.model import ModelSpec, Norm, PositionEmbedding
 from autopar.costmodel.spec.plan import Plan
+from autopar.run_worker import join_job
+from tests.runtime.processes import run_ranks
 
 from .conftest import Run
 
@@ -53,11 +59,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(*arguments: object, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+def start(*arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "autopar", "run", *map(str, arguments)]
-    return subprocess.Popen(
-        command, env=ENVIRONMENT | (environment or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
@@ -125,16 +129,9 @@ def test_a_run_is_measured_and_the_loop_closes(plan: Path, tmp_path: Path, autop
     assert calibrated.document["rows"] == 5
 
 
-def test_a_run_goes_on_under_another_layout(plan: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.json"
-    write_plan(plan_of(1), other)
-    assert finish(start(plan, "--steps", 2, "--save", tmp_path / "saved"))[0] == 0
-    code, out, _ = finish(start(other, "--steps", 1, "--resume", tmp_path / "saved", "--json"))
-    assert code == 0
-    assert json.loads(out)["first_step"] == 3
-
-
-def test_the_first_strategies_are_run_and_the_fastest_is_kept(plan: Path, tmp_path: Path) -> None:
+def test_the_first_strategies_are_run_and_the_fastest_is_kept(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    write_plan(plan_of(1), plan)
     best = tmp_path / "best.json"
     code, out, err = finish(start(plan, "--steps", 2, "--warmup", 1, "--top", 2, "--write-plan", best, "--json"))
     assert code == 0, err
@@ -145,27 +142,49 @@ def test_the_first_strategies_are_run_and_the_fastest_is_kept(plan: Path, tmp_pa
     assert read_plan(best).strategy.describe() == compared["contenders"][compared["best"]]["strategy"]
 
 
-def test_a_dry_run_needs_no_ranks(tmp_path: Path) -> None:
+def test_a_dry_run_needs_no_ranks(tmp_path: Path, autopar: Run) -> None:
     big = tmp_path / "big.json"
     write_plan(api.plan(SPEC, gpus=512, framework="autopar", global_batch_size=512, sequence_length=32, fix={"dp": 256, "tp": 2}), big)
-    code, out, _ = finish(start(big, "--dry-run", "--rank", 511, "--json"))
-    assert code == 0
-    found = json.loads(out)
+    found = autopar("run", big, "--dry-run", "--rank", 511, "--json").document
     assert (found["rank"], found["world_size"], found["coordinates"]["tp"]) == (511, 512, 1)
     assert found["num_parameters"] == found["planned_num_parameters"]
+    report = autopar("run", big, "--dry-run")
+    assert report.code == 0
+    assert "activations and loss" in report.out
 
 
 # -- what it refuses, and how it ends ----------------------------------------------------------------
 
 
+def told(rank: int, *arguments: object) -> tuple[int, str]:
+    """Exit code and standard error of one rank of a job that another launcher started."""
+    del rank
+    with command.make_context("run", [str(argument) for argument in arguments]) as context:
+        options = context.params
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        code = be_a_rank(options.pop("plan"), options, as_json=options.pop("as_json"))
+    return code, err.getvalue()
+
+
 def test_data_that_is_no_data_is_one_error(plan: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.npy"
     np.save(tokens, np.full(1000, 500))
-    code, out, err = finish(start(plan, "--steps", 1, "--data", tokens))
-    assert (code, out) == (2, "")
-    assert err.count("error:") == 1
-    assert "500" in err
-    assert "0 to 127" in err
+    ends = run_ranks(2, told, plan, "--data", tokens)
+    assert [code for code, _ in ends] == [2, 2], ends
+    errors = "".join(err for _, err in ends)
+    assert errors.count("error:") == 1
+    assert "500" in errors
+    assert "0 to 127" in errors
+
+
+def test_a_job_of_another_size_is_one_error_on_one_rank(tmp_path: Path) -> None:
+    other = tmp_path / "four.json"
+    write_plan(plan_of(4, dp=4), other)
+    ends = run_ranks(2, told, other)
+    assert [code for code, _ in ends] == [2, 2], ends
+    errors = "".join(err for _, err in ends)
+    assert errors.count("error:") == 1
+    assert "world_size=2: the plan is for 4 ranks" in errors
 
 
 def test_a_rank_that_is_killed_ends_the_run_with_its_name(plan: Path) -> None:
@@ -190,29 +209,16 @@ def test_an_interrupt_ends_all_ranks(plan: Path) -> None:
     assert_gone(ranks)
 
 
-def test_a_job_of_another_size_is_one_error_on_one_rank(tmp_path: Path) -> None:
-    other = tmp_path / "four.json"
-    write_plan(plan_of(4, dp=4), other)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [start(other, environment={**job, "RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}) for rank in "01"]
-    ends = [finish(process) for process in processes]
-    assert [code for code, _, _ in ends] == [2, 2]
-    errors = "".join(err for _, _, err in ends)
-    assert errors.count("error:") == 1
-    assert "world_size=2: the plan is for 4 ranks" in errors
-
-
-def test_a_port_in_use_is_said(plan: Path) -> None:
+def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
-        code, _, err = finish(start(plan, environment={**job, "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}))
-    assert code == 3
-    assert "the port is in use" in err
+        job = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+        for name, value in job.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UnavailableError, match="the port is in use"):
+            join_job(torch.device("cpu"), 10)
+    assert not torch.distributed.is_initialized()
 
 
 def test_a_plan_for_gpus_needs_them(tmp_path: Path, autopar: Run, monkeypatch: pytest.MonkeyPatch) -> None:
