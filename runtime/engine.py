@@ -22,13 +22,14 @@ from .batches import batch_faults, micro_batches, num_rows, rows, to_device
 from .build import EngineOptions, ParallelModel, default_device, parallelise
 from .failures import TrainingFailedError
 from .gradients import GradientNorm, PartialGradients, SharedGradients
+from .local_step import optimizer_step
 from .loss import Batch, LossFunction
 from .measure import Measurement, measure
 from .pipeline.copies import shared_parameters
 from .pipeline.executor import Executor
 from .pipeline.plan import RankPlan, forward_plan, rank_plan
 from .pipeline.transport import Transport, channel_pairs
-from .tensor.local import partial_gradient_parameters
+from .tensor import partial_gradient_parameters, sequence_faults
 
 __all__ = ["Batch", "Engine", "EngineOptions", "LossFunction", "OptimizerBuilder", "build_engine"]
 
@@ -91,7 +92,7 @@ class Engine:
         self._partial.sum()
         self._shared.sum()
         mean = self._reduce(loss)
-        self.optimizer.step()
+        optimizer_step(self.optimizer)
         self.step += 1
         return mean
 
@@ -147,6 +148,8 @@ class Engine:
         multiple = self.strategy.micro_batch_size * (1 if local_batch else ranks)
         given = expected if expected is None or not local_batch else expected // ranks
         faults = batch_faults(batch, given, multiple)
+        if self.strategy.sequence_parallel and not faults:
+            faults += sequence_faults(_sequence_length(batch), self.strategy.tensor_parallel_size)
         loss = next(iter(self._parallel.runners.values())).loss
         if not local_batch:
             raise_if(faults)

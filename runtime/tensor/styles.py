@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from autopar.costmodel.spec.errors import Fault, InvalidInputError
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
 from autopar.runtime.loss import first_index
 
 from . import collectives
@@ -67,19 +67,18 @@ class Boundary:
 
     def split(self, x: Tensor) -> Tensor:
         """Whole sequences to this rank's part of each."""
-        size = self.mesh.size()
-        if x.shape[SEQUENCE_DIM] % size:
-            length = x.shape[SEQUENCE_DIM]
-            raise InvalidInputError(
-                Fault(
-                    field="sequence_length",
-                    given=str(length),
-                    required=f"sequence_parallel needs a multiple of tensor_parallel_size={size}",
-                    fix=f"pad to {-(-length // size) * size}, or turn sequence_parallel off",
-                )
-            )
+        raise_if(sequence_faults(int(x.shape[SEQUENCE_DIM]), self.mesh.size()))
         set_region(self.outside)
         return collectives.take_shard(x, SEQUENCE_DIM, self.group)
+
+
+def sequence_faults(length: int, size: int) -> list[Fault]:
+    """Whether sequences of ``length`` tokens can be split over ``size`` ranks."""
+    if length % size == 0:
+        return []
+    required = f"sequence_parallel needs a multiple of tensor_parallel_size={size}"
+    fix = f"pad to {-(-length // size) * size}, or turn sequence_parallel off"
+    return [Fault(field="sequence_length", given=str(length), required=required, fix=fix)]
 
 
 class Replicated(ParallelStyle):
