@@ -18,6 +18,8 @@ class Column:
 
     name: str
     sections: Callable[[nn.Module], tuple[int, ...]] | None = None
+    grouped: bool = False
+    """Keys or values of their own layer, whose heads several query heads share: ranks may hold the same one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ def _phi3_gate_up_sections(mlp: nn.Module) -> tuple[int, ...]:
 
 _SPLIT_ATTENTION = BlockRegion(
     module="self_attn",
-    columns=(Column(name="q_proj"), Column(name="k_proj"), Column(name="v_proj")),
+    columns=(Column(name="q_proj"), Column(name="k_proj", grouped=True), Column(name="v_proj", grouped=True)),
     rows=("o_proj",),
     unit=_head_dim,
     what="heads",

@@ -123,6 +123,35 @@ class Column(ParallelStyle):
         return module
 
 
+class GroupedHeads(ParallelStyle):
+    """A linear layer to fewer heads than ranks: each rank computes the one head that its query heads use, of ``unit`` features.
+
+    The layer is held whole; its gradient is zero but for the rank's head, and so a partial sum.
+    """
+
+    def __init__(self, unit: int) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        unit, size = self.unit, device_mesh.size()
+        heads = int(module.get_parameter("weight").shape[0]) // unit
+        head = device_mesh.get_local_rank() * heads // size
+        for name in ("weight", "bias"):
+            shard_parameter(module, name, device_mesh, None)
+        mark_partial(module, "weight", "bias")
+
+        def own(name: str) -> Tensor | None:
+            whole = local_parameter(module, name)
+            return None if whole is None else whole.narrow(0, head * unit, unit)
+
+        def forward(x: Tensor) -> Tensor:
+            return F.linear(x, cast(Tensor, own("weight")), own("bias"))
+
+        replace_forward(module, forward)
+        return module
+
+
 class Row(ParallelStyle):
     """A linear layer split along its input features: (B, S, F / tp) to (B, S or its shard, out), which ends the region.
 
