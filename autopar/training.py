@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.model import ModelSpec
     from autopar.costmodel.spec.strategy import Strategy
     from autopar.runtime.engine import LossFunction, OptimizerBuilder
+    from autopar.runtime.random.initialise import Initialiser
     from autopar.runtime.structure import ModelStructure
 
 FRAMEWORK = "autopar"
@@ -75,6 +76,7 @@ def parallelize(
     device: str | torch.device | None = None,
     max_grad_norm: float | None = None,
     seed: int = 0,
+    initialise: Initialiser | None = None,
     **limits: Unpack[Limits],
 ) -> Engine:
     """An engine that trains ``model`` under a plan, in a job that torchrun started or in this one process.
@@ -91,6 +93,8 @@ def parallelize(
         device: where to run; left out: this rank's GPU, or the CPU where the cluster is one.
         max_grad_norm: largest norm of all gradients together; larger ones are scaled down.
         seed: of initial weights and dropout, which do not depend on the layout.
+        initialise: sets a module's initial weights in place, called for every module of a model on the meta device, children
+            first, after the model's own code.
         limits: ``fix``, ``maximum``, ``minimum`` and ``forbid`` of :func:`autopar.plan`.
 
     Raises:
@@ -128,7 +132,7 @@ def parallelize(
         optimizer=optimizer,
         loss_fn=loss_fn,
         global_batch_size=training.global_batch_size,
-        options=EngineOptions(precision=training.precision, max_grad_norm=max_grad_norm, seed=seed),
+        options=EngineOptions(precision=training.precision, max_grad_norm=max_grad_norm, seed=seed, initialise=initialise),
         device=place,
     )
 
