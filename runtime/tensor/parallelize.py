@@ -129,12 +129,9 @@ def _leave(boundary: Boundary, _: nn.Module, __: tuple[Any, ...], output: Tensor
 
 def _regroup(region: BlockRegion, module: nn.Module, size: int) -> None:
     """All query heads of a rank use its one key and value head, where ranks share heads."""
-    for column in region.columns:
-        if shares_heads(region, module, column, size):
-            groups, heads = num_heads(region, module, column), getattr(module, GROUP_SIZE, None)
-            if heads is not None and not hasattr(module, "_autopar_regrouped"):
-                setattr(module, GROUP_SIZE, heads * groups // size)
-                module._autopar_regrouped = True  # type: ignore[assignment]
+    shared = [column for column in region.columns if shares_heads(region, module, column, size)]
+    if shared and hasattr(module, GROUP_SIZE):
+        setattr(module, GROUP_SIZE, getattr(module, GROUP_SIZE) * num_heads(region, module, shared[0]) // size)
 
 
 def _divide(module: nn.Module, attribute: LocalAttribute, size: int) -> None:
