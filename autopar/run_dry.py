@@ -83,6 +83,10 @@ def dry_run(plan: Plan, *, rank: int, folder: Path | None) -> DryRun:
         Compared(name="framework reserve", built=None, planned=planned.framework_reserve),
     )
     notes = list(built.notes)
+    if not planned.gradients:
+        notes.append("the plan's peak comes before the single micro-batch's backward makes gradients; those built are counted all the same")
+    if stage.holds_head:
+        notes.append("the logits' gradient, which the loss's backward makes, is planned and not built")
     if parts.activations_not_counted:
         notes.append(f"activations not counted: {parts.activations_not_counted}")
     return DryRun(

@@ -16,6 +16,7 @@ from autopar.catalog.cpu import CPU
 from autopar.costmodel.spec.errors import UnavailableError, raise_if
 from autopar.run_result import RunOptions, RunResult
 from autopar.runtime.agreement import rank_and_size
+from autopar.runtime.checkpoint import require_writable
 from autopar.runtime.engine import EngineOptions, build_engine
 from autopar.runtime.launch import RENDEZVOUS_VARIABLE
 from autopar.runtime.measure import MemoryKind, Recorder
@@ -60,6 +61,8 @@ def train(plan: Plan, options: RunOptions, progress: Progress | None = None) -> 
         options=EngineOptions(precision=training.precision, max_grad_norm=options.max_grad_norm, seed=options.seed),
         device=device,
     )
+    if options.save is not None:
+        require_writable(options.save)
     if options.resume is not None:
         engine.load(options.resume)
     first = engine.step

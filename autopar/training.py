@@ -29,10 +29,12 @@ from autopar.runtime.support import training_faults
 from autopar.torch_models import model_faults, spec_of
 
 if TYPE_CHECKING:
+    from autopar.costmodel.spec.calibration import Calibration
     from autopar.costmodel.spec.cluster import ClusterSpec
     from autopar.costmodel.spec.model import ModelSpec
     from autopar.costmodel.spec.strategy import Strategy
     from autopar.runtime.engine import LossFunction, OptimizerBuilder
+    from autopar.runtime.random.initialise import Initialiser
     from autopar.runtime.structure import ModelStructure
 
 FRAMEWORK = "autopar"
@@ -59,6 +61,7 @@ class Question:
     global_batch_size: int
     sequence_length: int | None
     precision: str
+    profile: str | Path | Calibration | None
     limits: Limits
 
 
@@ -72,9 +75,11 @@ def parallelize(
     plan: Plan | str | Path | None = None,
     sequence_length: int | None = None,
     precision: str | None = None,
+    profile: str | Path | Calibration | None = None,
     device: str | torch.device | None = None,
     max_grad_norm: float | None = None,
     seed: int = 0,
+    initialise: Initialiser | None = None,
     **limits: Unpack[Limits],
 ) -> Engine:
     """An engine that trains ``model`` under a plan, in a job that torchrun started or in this one process.
@@ -88,9 +93,12 @@ def parallelize(
         plan: a plan, or the path of a plan file; left out, rank 0 plans and all ranks get its plan.
         sequence_length: tokens of one sequence, for planning; the model's usual if left out.
         precision: ``bf16`` (the default on GPUs), ``amp-bf16``, ``pure-bf16``, ``fp32`` (the default on a CPU) or ``tf32``.
+        profile: constants that ``autopar calibrate`` found, for planning.
         device: where to run; left out: this rank's GPU, or the CPU where the cluster is one.
         max_grad_norm: largest norm of all gradients together; larger ones are scaled down.
         seed: of initial weights and dropout, which do not depend on the layout.
+        initialise: sets a module's initial weights in place, called for every module of a model on the meta device, children
+            first, after the model's own code.
         limits: ``fix``, ``maximum``, ``minimum`` and ``forbid`` of :func:`autopar.plan`.
 
     Raises:
@@ -118,6 +126,7 @@ def parallelize(
             global_batch_size=global_batch_size,
             sequence_length=sequence_length,
             precision=precision or ("fp32" if place.type == "cpu" else "bf16"),
+            profile=profile,
             limits=limits,
         )
         given = from_first_rank(lambda: plan_for(question, model, structure))
@@ -128,7 +137,7 @@ def parallelize(
         optimizer=optimizer,
         loss_fn=loss_fn,
         global_batch_size=training.global_batch_size,
-        options=EngineOptions(precision=training.precision, max_grad_norm=max_grad_norm, seed=seed),
+        options=EngineOptions(precision=training.precision, max_grad_norm=max_grad_norm, seed=seed, initialise=initialise),
         device=place,
     )
 
@@ -150,6 +159,7 @@ def plan_for(question: Question, model: nn.Module, structure: ModelStructure) ->
         sequence_length=question.sequence_length,
         precision=question.precision,
         framework=FRAMEWORK,
+        profile=question.profile,
         **question.limits,
     )
     training = found.inputs.training

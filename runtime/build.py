@@ -10,10 +10,10 @@ from torch import nn
 
 from autopar.costmodel.spec.errors import raise_if
 from autopar.costmodel.spec.schedule import Schedule, build_schedule
-from autopar.costmodel.spec.strategy import Recompute, Strategy
+from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.training import PRECISIONS, Precision
 
-from .data_parallel import GradientSync, data_parallelize, shards
+from .data_parallel import data_parallelize, shards
 from .loss import LossFunction, build_loss
 from .mesh import ParallelMesh, build_mesh, ensure_process_group, world_faults
 from .pipeline.executor import StageRunner
@@ -21,7 +21,7 @@ from .pipeline.stage import PipelineStage, cut_stages, layers_of_stages, stage_s
 from .precision import TensorTypes, set_matmul_precision, store_parameters, tensor_types
 from .random.dropout import LayoutFreeDropout
 from .random.initialise import Initialiser, InitialWeights
-from .recompute import recompute, recomputed_blocks
+from .recompute import apply_recompute
 from .structure import ModelStructure, read_structure
 from .support import training_faults
 from .tensor import tensor_parallelize
@@ -100,13 +100,14 @@ def parallelise(
     layers = layers_of_stages(strategy, structure.num_blocks)
     stages = cut_stages(model, structure, stage_spans(schedule, layers, mesh.coordinate("pp")))
     dropout = LayoutFreeDropout([stage.model for stage in stages], seed=options.seed)
-    syncs = _shard(stages, structure, mesh, strategy, types, dropout)
+    recomputed = _shard(stages, structure, mesh, strategy, types, dropout)
+    syncs = [data_parallelize(stage, structure, mesh, strategy, types) for stage in stages]
     weights.give_to([stage.model for stage in stages], device=device)
     runners = {}
     for stage, sync in zip(stages, syncs, strict=True):
         loss = build_loss(stage.model, loss_fn)
         stage.arm()
-        splits = strategy.recompute is not Recompute.FULL
+        splits = recomputed.isdisjoint(stage.modules())
         runners[stage.span.index] = StageRunner(stage=stage, loss=loss, sync=sync, splits_backward=splits)
     return ParallelModel(mesh=mesh, structure=structure, schedule=schedule, layers=layers, runners=runners, dropout=dropout, types=types)
 
@@ -118,7 +119,8 @@ def _shard(
     strategy: Strategy,
     types: TensorTypes,
     dropout: LayoutFreeDropout,
-) -> list[GradientSync]:
+) -> set[nn.Module]:
+    """Split the stages over the tensor axis and make them recompute; the blocks that do."""
     blocks: list[nn.Module] = []
     for stage in stages:
         store_parameters(stage, types)
@@ -127,9 +129,7 @@ def _shard(
         blocks += stage.model.get_submodule(structure.blocks).children()
         if not shards(strategy, types):
             _move(stage, mesh.device)
-    for block in recomputed_blocks(blocks, strategy):
-        recompute(block, dropout.recompute_contexts)
-    return [data_parallelize(stage, structure, mesh, strategy, types) for stage in stages]
+    return apply_recompute(blocks, strategy, dropout.recompute_contexts)
 
 
 def _turn_off_cache(model: nn.Module) -> None:

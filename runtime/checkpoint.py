@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import tempfile
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,9 +72,28 @@ def save(state: TrainState, folder: str | Path) -> Path:
     index = _index(state, tensors)
     if fault := first_fault(_attempt(lambda: save_tensors(dict(tensors), storage_writer=FileSystemWriter(partial)))):
         from_first_rank(lambda: shutil.rmtree(partial, ignore_errors=True))
-        raise InvalidInputError(Fault(field="checkpoint", given=repr(str(root)), required=f"cannot be written: {fault}"))
+        raise _unwritable(root, fault)
     sealed = replace(index, files=_seals(partial))
     return root / from_first_rank(lambda: _commit(root, partial, sealed))
+
+
+def require_writable(folder: str | Path) -> None:
+    """Make ``folder`` where it is not there; collective.
+
+    Raises:
+        InvalidInputError: checkpoints cannot be written there; before the training that they are to keep.
+    """
+
+    def attempt() -> None:
+        root = Path(folder)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=root):
+                return
+        except OSError as error:
+            raise _unwritable(root, error.strerror or str(error)) from None
+
+    from_first_rank(attempt)
 
 
 def load(state: TrainState, folder: str | Path) -> None:
@@ -217,10 +237,16 @@ def _damage(folder: Path, index: Index) -> tuple[Fault, ...]:
 
 def _start(root: Path, step: int) -> str:
     """Name of the new folder, which is made; on rank 0."""
-    root.mkdir(parents=True, exist_ok=True)
     partial = root / f"step-{step:08d}-{uuid.uuid4().hex[:8]}{PARTIAL}"
-    partial.mkdir()
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise _unwritable(root, error.strerror or str(error)) from None
     return partial.name
+
+
+def _unwritable(root: Path, reason: str) -> InvalidInputError:
+    return InvalidInputError(Fault(field="checkpoint", given=repr(str(root)), required=f"cannot be written: {reason}"))
 
 
 def _commit(root: Path, partial: Path, index: Index) -> str:

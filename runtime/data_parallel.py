@@ -133,7 +133,8 @@ def _fully_shard(stage: PipelineStage, structure: ModelStructure, mesh: Parallel
     blocks = stage.model.get_submodule(structure.blocks)
     for block in blocks.children():
         fully_shard(block, **options)
-    fully_shard(stage, **options)
+    # What the root holds (embeddings, head) is needed again at once, when the backward begins.
+    fully_shard(stage, **(options | {"reshard_after_forward": False}))
     assert isinstance(stage, FSDPModule)
     if mesh.data_parallel_size > 1:
         for module in stage.modules():

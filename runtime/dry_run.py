@@ -29,11 +29,11 @@ from autopar.costmodel.spec.training import Precision
 from .data_parallel import data_parallelize, shards
 from .loss import build_loss
 from .mesh import ParallelMesh, build_mesh
-from .pipeline.absent import ArrivalBlock, PassedBlock
+from .pipeline.absent import Boundary, PassedBlock
 from .pipeline.stage import PipelineStage, cut_stages, layers_of_stages, stage_spans
 from .precision import TensorTypes, store_parameters, tensor_types
 from .random.dropout import LayoutFreeDropout
-from .recompute import recompute, recomputed_blocks
+from .recompute import apply_recompute
 from .structure import ModelStructure, read_structure
 from .support import training_faults
 from .tensor import tensor_parallelize
@@ -124,8 +124,7 @@ class _Builder:
                 sequence = self.strategy.sequence_parallel
                 tensor_parallelize(stage.model, self.structure, self.mesh.tensor, sequence_parallel=sequence)
             blocks += stage.model.get_submodule(self.structure.blocks).children()
-        for block in recomputed_blocks(blocks, self.strategy):
-            recompute(block, dropout.recompute_contexts)
+        apply_recompute(blocks, self.strategy, dropout.recompute_contexts)
         return stages
 
 
@@ -239,8 +238,18 @@ def _pass_plainly(stage: PipelineStage, structure: ModelStructure) -> None:
     """Absent blocks pass on what was received as it is: a fake tensor cannot be marked as the engine marks it."""
     stand_ins: dict[int, Any] = getattr(stage.model.get_submodule(structure.blocks), "stand_ins", {})
     for index, block in stand_ins.items():
-        if type(block) is PassedBlock:
-            stand_ins[index] = ArrivalBlock(block._boundary)
+        if isinstance(block, PassedBlock):
+            stand_ins[index] = _PlainBlock(block._boundary)
+
+
+class _PlainBlock:
+    """Hands over what was received; the first block kept takes it in any case."""
+
+    def __init__(self, boundary: Boundary) -> None:
+        self._boundary = boundary
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor | None:  # noqa: ARG002
+        return self._boundary.received
 
 
 def _with_mask(inputs: dict[str, Any], stage: PipelineStage, rows: int, columns: int) -> dict[str, Any]:

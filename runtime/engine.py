@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,14 @@ from .batches import batch_faults, micro_batches, num_rows, rows, to_device
 from .build import EngineOptions, ParallelModel, default_device, parallelise
 from .failures import TrainingFailedError
 from .gradients import GradientNorm, PartialGradients, SharedGradients
+from .local_step import optimizer_step
 from .loss import Batch, LossFunction
 from .measure import Measurement, measure
 from .pipeline.copies import shared_parameters
 from .pipeline.executor import Executor
 from .pipeline.plan import RankPlan, forward_plan, rank_plan
 from .pipeline.transport import Transport, channel_pairs
-from .tensor.local import partial_gradient_parameters
+from .tensor import partial_gradient_parameters, sequence_faults
 
 __all__ = ["Batch", "Engine", "EngineOptions", "LossFunction", "OptimizerBuilder", "build_engine"]
 
@@ -77,7 +80,7 @@ class Engine:
 
         Raises:
             InvalidInputError: its rows are not the global batch's; on every rank.
-            TrainingFailedError: the loss is no finite number; on every rank, with the parameters as they were.
+            TrainingFailedError: the loss, or the norm to clip to, is no finite number; on every rank, with the parameters as they were.
         """
         share, total = self._share(batch, self.global_batch_size, local_batch=local_batch)
         self._set_mode(training=True)
@@ -89,7 +92,7 @@ class Engine:
         self._partial.sum()
         self._shared.sum()
         mean = self._reduce(loss)
-        self.optimizer.step()
+        optimizer_step(self.optimizer)
         self.step += 1
         return mean
 
@@ -117,10 +120,12 @@ class Engine:
         return checkpoint.save(self._train_state(), path)
 
     def load(self, path: str | Path) -> None:
-        """Go on from the newest checkpoint under ``path``; :func:`.checkpoint.load`."""
+        """Go on from the newest checkpoint under ``path``, with its seed; :func:`.checkpoint.load`."""
         state = self._train_state()
         checkpoint.load(state, path)
         self.step = state.step
+        self.options = replace(self.options, seed=state.seed)
+        self._parallel.dropout.seed = state.seed
 
     def _train_state(self) -> checkpoint.TrainState:
         return checkpoint.TrainState(
@@ -143,6 +148,8 @@ class Engine:
         multiple = self.strategy.micro_batch_size * (1 if local_batch else ranks)
         given = expected if expected is None or not local_batch else expected // ranks
         faults = batch_faults(batch, given, multiple)
+        if self.strategy.sequence_parallel and not faults:
+            faults += sequence_faults(_sequence_length(batch), self.strategy.tensor_parallel_size)
         loss = next(iter(self._parallel.runners.values())).loss
         if not local_batch:
             raise_if(faults)
@@ -166,6 +173,7 @@ class Engine:
         norm = values[1].sqrt()
         mean, self.grad_norm = (float(value) for value in torch.stack((values[0], norm)).tolist())
         self._check(mean)
+        self._check(self.grad_norm, "norm of the gradients")
         self._norm.clip(norm, self.options.max_grad_norm)
         return mean
 
@@ -181,13 +189,13 @@ class Engine:
             if self.mesh.size(axis) > 1:
                 dist.all_reduce(values, group=self.mesh.group(axis))
 
-    def _check(self, mean: float) -> float:
-        if self.options.check_loss and mean - mean != 0:
+    def _check(self, value: float, name: str = "loss") -> float:
+        if self.options.check_loss and not math.isfinite(value):
             raise TrainingFailedError(
-                f"the loss of step {self.step + 1} is {mean}: the parameters are as before it; lower the learning rate, clip gradients"
+                f"the {name} of step {self.step + 1} is {value}: the parameters are as before it; lower the learning rate, clip gradients"
                 " (max_grad_norm), or look at the batch; check_loss=False goes on regardless"
             )
-        return mean
+        return value
 
     def _forward_plan(self, num_microbatches: int) -> RankPlan:
         """For a batch of any size: a pass has no backward to wait for, so any order of micro-batches will do."""
@@ -217,8 +225,7 @@ class Engine:
 
     def _scope(self, microbatch: int) -> AbstractContextManager[Any]:
         del microbatch
-        types = self._parallel.types
-        return torch.autocast(self.mesh.device.type, torch.bfloat16, enabled=types.autocast)
+        return torch.autocast(self.mesh.device.type, torch.bfloat16) if self._parallel.types.autocast else nullcontext()
 
 
 def build_engine(

@@ -7,6 +7,7 @@ axis split in two: ``dp_shard`` ranks share one copy of the sharded states, ``dp
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -71,6 +72,21 @@ class ParallelMesh:
         """Global ranks of this rank's pipeline, first stage first."""
         return self.layout.group(self.rank, "pp")
 
+    def pipeline_groups(self, rank_sets: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
+        """A process group of its own for each of ``rank_sets`` (ranks of a pipeline) that this rank is in.
+
+        A collective call of the whole job, with the same sets on every rank: where communicators are made by splitting, ranks
+        outside a group take part in making it.
+        """
+        groups = {}
+        for ranks in rank_sets:
+            for first in range(self.layout.ranks_per_stage):
+                members = self.layout.group(first, "pp")
+                group = dist.new_group([members[rank] for rank in ranks])
+                if self.rank in members and self.coordinate("pp") in ranks:
+                    groups[ranks] = group
+        return groups
+
 
 def shard_size(strategy: Strategy) -> int:
     """Data-parallel ranks that share one copy of the sharded states; 1 where nothing is sharded."""
@@ -119,6 +135,6 @@ def ensure_process_group(device: torch.device, timeout: timedelta = timedelta(mi
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
+        dist.init_process_group(backend, timeout=timeout)
     else:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)

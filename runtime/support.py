@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from autopar.costmodel.spec.errors import Fault
-from autopar.costmodel.spec.schedule import schedule_faults
+from autopar.costmodel.spec.schedule import Schedule, build_schedule, schedule_faults
 from autopar.costmodel.spec.strategy import Strategy, split_text
 from autopar.costmodel.spec.training import Precision
 
 from .mesh import shard_faults
-from .pipeline.stage import split_faults, stray_parameters
+from .pipeline.stage import layers_of_stages, split_faults, stage_spans, stray_parameters
 from .precision import precision_faults
 from .structure import ModelStructure
 from .tensor import tensor_parallel_faults
@@ -36,7 +38,7 @@ def training_faults(
     faults += tensor_parallel_faults(model, structure, tensor, sequence_parallel=strategy.sequence_parallel)
     if pipeline > 1 or strategy.virtual_pipeline_stages > 1:
         faults += [*stray_parameters(model, structure), *_router_faults(model), *_order_faults(model, structure)]
-    return tuple(faults)
+    return tuple(faults or _frozen_faults(model, structure, strategy, global_batch_size))
 
 
 def batch_faults(strategy: Strategy, global_batch_size: int) -> list[Fault]:
@@ -66,6 +68,38 @@ def _axes(strategy: Strategy) -> list[Fault]:
         required = "sequence parallelism runs on the tensor-parallel group"
         faults.append(Fault(field="sequence_parallel", given="True", required=required, fix="use False, or tensor_parallel_size=2"))
     return faults
+
+
+def _frozen_faults(model: nn.Module, structure: ModelStructure, strategy: Strategy, global_batch_size: int) -> list[Fault]:
+    """Pipeline ranks that would have nothing to train, and so no optimizer. The plan has no other fault."""
+    schedule = build_schedule(
+        strategy.pipeline_schedule,
+        strategy.pipeline_parallel_size,
+        strategy.virtual_pipeline_stages,
+        strategy.num_microbatches(global_batch_size),
+    )
+    layers = layers_of_stages(strategy, structure.num_blocks)
+    trained = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    ranks = range(schedule.pipeline_parallel_size)
+    frozen = [rank for rank in ranks if not any(name.startswith(_owned(structure, schedule, layers, rank)) for name in trained)]
+    if not frozen:
+        return []
+    if len(frozen) == len(ranks):
+        return [Fault(field="model", given="all frozen", required="a parameter with requires_grad=True")]
+    required = f"a parameter to train on every pipeline rank; rank {', '.join(map(str, frozen))} has frozen ones alone"
+    return [Fault(field="pipeline_parallel_size", given=str(len(ranks)), required=required, fix="use pipeline_layers=, or fewer ranks")]
+
+
+def _owned(structure: ModelStructure, schedule: Schedule, layers: Sequence[int], rank: int) -> tuple[str, ...]:
+    """Beginnings of the names of the parameters that pipeline rank ``rank`` holds."""
+    if schedule.num_model_stages == 1:
+        return ("",)
+    owned: list[str] = []
+    for span in stage_spans(schedule, layers, rank):
+        owned += [f"{structure.blocks}.{index}" for index in range(span.first, span.stop)]
+        owned += structure.prefix if span.is_first else ()
+        owned += structure.suffix if span.is_last else ()
+    return tuple(f"{name}." for name in owned)
 
 
 def _router_faults(model: nn.Module) -> list[Fault]:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
 from autopar.costmodel.spec.model import ModelSpec
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.training import TrainingSpec
 from autopar.costmodel.spec.units import GB
-from autopar.io.files import write_text
+from autopar.io.files import target_faults, write_text
 
 from .runs import Run, read_runs
 
@@ -94,14 +95,18 @@ def append_runs(path: str | Path, runs: Sequence[Run]) -> None:
     write_text(path, stream.getvalue(), field="--output")
 
 
+def require_table(path: str | Path) -> None:
+    """Raise InvalidInputError where :func:`append_runs` would, before the runs that it is to keep."""
+    raise_if(target_faults(path, field="--output"))
+    _kept(Path(path))
+
+
 def _kept(path: Path) -> tuple[Run, ...]:
     """The rows that are there already.
 
     Raises:
         InvalidInputError: rows that cannot be read, and would be lost.
     """
-    from autopar.costmodel.spec.errors import Fault, InvalidInputError
-
     if not path.is_file() or not path.stat().st_size:
         return ()
     runs, unread = read_runs(path)

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -67,8 +67,12 @@ def command(ctx: click.Context, /, plan: str, as_json: bool, **options: Any) -> 
     from autopar.io.plan_file import read_plan
 
     _check(options)
+    _require_torch()
     if _inside_a_job():
-        _rank(plan, options, as_json=as_json)
+        code = be_a_rank(plan, options, as_json=as_json)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # threads of a group that failed may never end
     found = read_plan(plan)
     if options["dry_run"]:
         _dry_run(found, options, as_json=as_json)
@@ -107,6 +111,19 @@ def _check(options: dict[str, Any]) -> None:
             if given
         ]
     raise_if(faults)
+    if options["output"] is not None:
+        from autopar.accuracy.record import require_table
+
+        require_table(options["output"])
+
+
+def _require_torch() -> None:
+    from importlib.util import find_spec
+
+    from autopar.costmodel.spec.errors import UnavailableError
+
+    if find_spec("torch") is None:
+        raise UnavailableError("torch is needed to run a plan; pip install 'autopar[runtime]'")
 
 
 def _inside_a_job() -> bool:
@@ -138,21 +155,18 @@ def _options(options: dict[str, Any]) -> RunOptions:
 # -- inside a job ------------------------------------------------------------------------------------
 
 
-def _rank(plan: str, options: dict[str, Any], *, as_json: bool) -> NoReturn:
-    """Be one rank of the job; ends the process, since threads of a failed group may not."""
+def be_a_rank(plan: str, options: dict[str, Any], *, as_json: bool) -> int:
+    """Run as one rank of the job; the exit code."""
     from autopar.runtime.launch import leave_with_launcher
 
     leave_with_launcher()
-    code = 0
     try:
         _train(plan, options, as_json=as_json)
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except Exception as error:
-        code = _failed(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        return _failed(error)
+    return 0
 
 
 def _train(plan: str, options: dict[str, Any], *, as_json: bool) -> None:

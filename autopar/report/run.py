@@ -26,14 +26,18 @@ def run_report(result: RunResult) -> list[RenderableType]:
     table.add_row("ranks", f"{result.world_size} on {result.device}")
     table.add_row("steps", f"{result.first_step} to {result.first_step + result.steps - 1}")
     table.add_row("loss", f"{result.first_loss:.4f} to {result.last_loss:.4f}")
+    planned_for_this = result.mfu is not None
     planned = result.planned_step_time_seconds
     off = f", planned {format_seconds(planned)} ({planned / result.step_time_seconds - 1:+.0%})"
-    table.add_row("step time", f"{format_seconds(result.step_time_seconds)} median of {len(result.step_seconds)}{off}")
+    table.add_row(
+        "step time", f"{format_seconds(result.step_time_seconds)} median of {len(result.step_seconds)}{off if planned_for_this else ''}"
+    )
     table.add_row("tokens/s", f"{format_count(result.tokens_per_second)}, {format_count(result.tokens_per_second_per_gpu)} a rank")
     if result.mfu is not None:
         table.add_row("MFU", f"{result.mfu:.1%}")
     kind = "tensors" if result.memory_kind == "allocated" else "whole process"
-    table.add_row("peak memory", f"{_memory(result.peak_memory_bytes)} ({kind}), planned {format_bytes(result.planned_peak_memory_bytes)}")
+    off = f", planned {format_bytes(result.planned_peak_memory_bytes)}" if planned_for_this else ""
+    table.add_row("peak memory", f"{_memory(result.peak_memory_bytes)} ({kind}){off}")
     if result.checkpoint:
         table.add_row("checkpoint", result.checkpoint)
     return [table, *([bullet_list("Notes", result.notes)] if result.notes else [])]

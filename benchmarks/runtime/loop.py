@@ -23,7 +23,7 @@ from autopar.torch_models import spec_of
 
 from . import task
 from .overhead import engine_step
-from .timing import in_turns
+from .timing import Turn, in_turns
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.plan import Plan
@@ -104,15 +104,16 @@ def chosen(plan: Plan) -> list[tuple[int, Strategy, float]]:
 def measure(plan: Plan, profile: str, *, rounds: int, steps_per_turn: int) -> Loop:
     """Run what :func:`chosen` names, on the ranks of this job."""
     tried = chosen(plan)
-    seconds = in_turns({str(place): engine_step(strategy) for place, strategy, _ in tried}, rounds=rounds, steps_per_turn=steps_per_turn)
+    turns = in_turns({str(place): engine_step(strategy) for place, strategy, _ in tried}, rounds=rounds, steps_per_turn=steps_per_turn)
     return Loop(
         profile=profile,
         candidates=1 + len(plan.alternatives),
-        tried=tuple(_tried(place, strategy, predicted, seconds[str(place)]) for place, strategy, predicted in tried),
+        tried=tuple(_tried(place, strategy, predicted, turns[str(place)]) for place, strategy, predicted in tried),
     )
 
 
-def _tried(place: int, strategy: Strategy, predicted: float, seconds: Sequence[float]) -> Tried:
+def _tried(place: int, strategy: Strategy, predicted: float, turns: Sequence[Turn]) -> Tried:
+    seconds = [turn.seconds for turn in turns]
     low, median, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else (seconds[0],) * 3
     return Tried(
         rank=place,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from autopar.runtime.build import EngineOptions
 from autopar.runtime.engine import build_engine
 
 from . import by_hand, task
-from .timing import in_turns
+from .timing import Turn, in_turns
 
 MICRO_BATCH_SIZE = 2
 """Of the pipeline; elsewhere a rank's batch is one micro-batch."""
@@ -33,6 +33,8 @@ class Overhead:
     """Engine over hand, minus 1."""
     spread: float
     """Half the interquartile range of the rounds' ratios."""
+    cpu_overhead: float
+    """The same of the processor time of both ranks, which other work on the machine does not change."""
     loss_difference: float
     """Relative, of the first step: both train the same."""
 
@@ -87,22 +89,23 @@ def measure(*, rounds: int, steps_per_turn: int) -> list[Overhead]:
         engine = engine_step(strategy)
         steps = {"engine": engine, **{name: make() for name, make in rivals.items()}}
         first = {name: step() for name, step in steps.items()}
-        seconds = in_turns(steps, rounds=rounds, steps_per_turn=steps_per_turn)
+        turns = in_turns(steps, rounds=rounds, steps_per_turn=steps_per_turn)
         results += [
-            _compare(layout, name, seconds["engine"], seconds[name], abs(first["engine"] - first[name]) / first[name]) for name in rivals
+            _compare(layout, name, turns["engine"], turns[name], abs(first["engine"] - first[name]) / first[name]) for name in rivals
         ]
     return results
 
 
-def _compare(layout: str, name: str, engine: list[float], hand: list[float], loss_difference: float) -> Overhead:
-    ratios = [mine / theirs for mine, theirs in zip(engine, hand, strict=True)]
+def _compare(layout: str, name: str, engine: Sequence[Turn], hand: Sequence[Turn], loss_difference: float) -> Overhead:
+    ratios = [mine.seconds / theirs.seconds for mine, theirs in zip(engine, hand, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
     return Overhead(
         layout=layout,
         by_hand=name,
-        engine_seconds=statistics.median(engine),
-        by_hand_seconds=statistics.median(hand),
+        engine_seconds=statistics.median(turn.seconds for turn in engine),
+        by_hand_seconds=statistics.median(turn.seconds for turn in hand),
         overhead=statistics.median(ratios) - 1,
         spread=(high - low) / 2,
+        cpu_overhead=statistics.median(mine.cpu_seconds / theirs.cpu_seconds for mine, theirs in zip(engine, hand, strict=True)) - 1,
         loss_difference=loss_difference,
     )

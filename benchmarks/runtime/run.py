@@ -126,9 +126,8 @@ def _print(part: str, document: dict[str, Any]) -> None:
         mean, regret = _percent(document["mean_error"]), _percent(document["regret"])
         print(f"\nmean error {mean}; the plan's first takes {regret} longer than the fastest\n")
     else:
-        _table(
-            ("layout", "by hand", "engine ms", "by hand ms", "overhead", "spread"), [_overhead_row(**each) for each in document["layouts"]]
-        )
+        head = ("layout", "by hand", "engine ms", "by hand ms", "overhead", "spread", "processor time")
+        _table(head, [_overhead_row(**each) for each in document["layouts"]])
 
 
 def _loop_row(rank: int, strategy: str, predicted_seconds: float, measured_seconds: float, spread: float) -> tuple[str, ...]:
@@ -138,7 +137,8 @@ def _loop_row(rank: int, strategy: str, predicted_seconds: float, measured_secon
 
 def _overhead_row(**each: Any) -> tuple[str, ...]:
     times = _ms(each["engine_seconds"]), _ms(each["by_hand_seconds"])
-    return each["layout"], each["by_hand"], *times, _percent(each["overhead"], "+"), _percent(each["spread"])
+    overheads = _percent(each["overhead"], "+"), _percent(each["spread"]), _percent(each["cpu_overhead"], "+")
+    return each["layout"], each["by_hand"], *times, *overheads
 
 
 def _ms(seconds: float) -> str:

@@ -18,6 +18,8 @@ class Column:
 
     name: str
     sections: Callable[[nn.Module], tuple[int, ...]] | None = None
+    grouped: bool = False
+    """Keys or values of their own layer, whose heads several query heads share: ranks may hold the same one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class BlockRegion:
     """A part of a block that is split by heads or by features: all between its ``columns`` and its ``rows``.
 
     ``unit`` gives the features that must stay together (head_dim), from the region's module; None where each may go its own way.
-    ``experts``: name of the module that holds stacked experts; the region then ends at its own output.
+    ``experts``: name of the module that holds stacked experts; the region then ends at its own output, and its rows have no bias.
     """
 
     module: str

@@ -40,13 +40,20 @@ def _phi3_gate_up_sections(mlp: nn.Module) -> tuple[int, ...]:
 
 _SPLIT_ATTENTION = BlockRegion(
     module="self_attn",
-    columns=(Column(name="q_proj"), Column(name="k_proj"), Column(name="v_proj")),
+    columns=(Column(name="q_proj"), Column(name="k_proj", grouped=True), Column(name="v_proj", grouped=True)),
     rows=("o_proj",),
     unit=_head_dim,
     what="heads",
 )
 _GATED_MLP = BlockRegion(module="mlp", columns=(Column(name="gate_proj"), Column(name="up_proj")), rows=("down_proj",))
+_PLAIN_MLP = BlockRegion(module="mlp", columns=(Column(name="up_proj"),), rows=("down_proj",))
 _EXPERTS = BlockRegion(module="mlp", experts="experts")
+_SHARED_EXPERTS = BlockRegion(
+    module="mlp",
+    experts="experts",
+    columns=(Column(name="shared_expert.gate_proj"), Column(name="shared_expert.up_proj")),
+    rows=("shared_expert.down_proj",),
+)
 
 
 def _like_llama(name: str, *regions: BlockRegion) -> Family:
@@ -136,6 +143,8 @@ HUGGING_FACE: dict[str, Family] = {
     **{name: _like_llama(name) for name in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")},
     "mixtral": _like_llama("mixtral", _SPLIT_ATTENTION, _EXPERTS),
     "qwen3_moe": _like_llama("qwen3_moe", _SPLIT_ATTENTION, _EXPERTS, _GATED_MLP),
+    "qwen2_moe": _like_llama("qwen2_moe", _SPLIT_ATTENTION, _SHARED_EXPERTS, _GATED_MLP),
+    "nemotron": _like_llama("nemotron", _SPLIT_ATTENTION, _PLAIN_MLP),
     "phi": _PHI,
     "phi3": _like_llama("phi3", _PHI3_ATTENTION, _PHI3_MLP),
     "gpt2": _GPT2,

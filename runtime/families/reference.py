@@ -27,7 +27,7 @@ REFERENCE_GPT = Family(
     regions=(
         BlockRegion(
             module="attention",
-            columns=(Column(name="query"), Column(name="key"), Column(name="value")),
+            columns=(Column(name="query"), Column(name="key", grouped=True), Column(name="value", grouped=True)),
             rows=("output",),
             unit=_head_dim,
             what="heads",

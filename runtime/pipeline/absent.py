@@ -7,7 +7,7 @@ token ids need no special case. It must therefore find something to call where a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -23,6 +23,14 @@ class Boundary:
         """The hidden states that came from the stage before; None on the first stage."""
         self.last_of_stage: torch.Tensor | None = None
         """The hidden states for the stage after, once the forward got there."""
+
+    def end(self, output: Any) -> NoReturn:
+        """End the forward with ``output``: the hidden states, or a tuple that starts with them."""
+        states = output[0] if isinstance(output, tuple | list) else output
+        if not isinstance(states, torch.Tensor):
+            raise TypeError(f"a block's hidden states are a tensor, the first of its arguments and of what it returns, not {type(states)}")
+        self.last_of_stage = states
+        raise EndOfStage
 
 
 class EndOfStage(BaseException):
@@ -61,19 +69,17 @@ class ArrivalBlock(PassedBlock):
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
         assert self._boundary.received is not None
-        return self._boundary.received
+        return self._boundary.received.as_subclass(CarriedStates)
 
 
 class EndBlock:
-    """The first block of the next stage: ends the forward of this one."""
+    """The first block after a stage that has none, but the embedding: ends the forward with what it is given."""
 
     def __init__(self, boundary: Boundary) -> None:
         self._boundary = boundary
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        hidden = hidden_states(args, kwargs)
-        self._boundary.last_of_stage = self._boundary.received if isinstance(hidden, CarriedStates) else hidden
-        raise EndOfStage
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._boundary.end(args[0] if args else kwargs.get("hidden_states", kwargs.get("x")))
 
 
 class AbsentModule(nn.Module):
@@ -91,7 +97,7 @@ class AbsentEmbedding(nn.Module):
         self._boundary = boundary
         self._hidden_size = hidden_size
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         received = self._boundary.received
         assert received is not None
         return torch.zeros((), dtype=received.dtype, device=received.device).expand(*ids.shape, self._hidden_size)
@@ -122,16 +128,6 @@ class StageBlocks:
     def _at(self, index: int) -> Any:
         block = self._modules.get(str(index))
         return self.stand_ins[index] if block is None else block
-
-
-def hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """The hidden states among a block's arguments: the first, or the one of that name."""
-    states = args[0] if args else kwargs.get("hidden_states", kwargs.get("x"))
-    if isinstance(states, tuple):
-        states = states[0]
-    if not isinstance(states, torch.Tensor):
-        raise TypeError("a block gets its hidden states neither as its first argument nor as hidden_states=")
-    return states
 
 
 def with_hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any], states: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -18,26 +18,24 @@ def shared_parameters(
 ) -> tuple[SharedParameter, ...]:
     """The shared parameters that this rank holds copies of, in an order that all their holders agree on.
 
-    A collective call: the ranks of a pipeline make the groups that they share.
+    A collective call of the whole job: it makes the groups of ranks that share a parameter.
 
     Args:
         models: this rank's stages by virtual stage index, with the whole model's parameter names.
         layers: blocks of each model stage.
     """
     places = _Places(structure, schedule, layers)
+    groups = _groups(places.rank_sets(), mesh)
     copies: dict[str, dict[int, nn.Parameter]] = {}
     for stage, model in models.items():
         for name, parameter in model.named_parameters():
             copies.setdefault(places.first_name(name), {})[stage] = parameter
-    groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
     shared = []
     for name in sorted(copies):
         stages = places.stages(name)
         if len(stages) > 1:
-            ranks = tuple(sorted({schedule.stage_rank[stage] for stage in stages}))
-            if ranks not in groups:
-                groups[ranks] = _group(ranks, mesh)
-            shared.append(SharedParameter(members=tuple(copies[name].values()), group=groups[ranks], num_copies=len(stages)))
+            group = groups.get(places.ranks(stages))
+            shared.append(SharedParameter(members=tuple(copies[name].values()), group=group, num_copies=len(stages)))
     return tuple(shared)
 
 
@@ -57,7 +55,19 @@ class _Places:
     def stages(self, first_name: str) -> set[int]:
         """The virtual stages that hold ``first_name`` or a parameter tied to it."""
         aliases = [first_name, *(second for second, first in self._first_names.items() if first == first_name)]
-        model_stages = {self._model_stage(name) for name in aliases}
+        return self._virtual({self._model_stage(name) for name in aliases})
+
+    def ranks(self, stages: set[int]) -> tuple[int, ...]:
+        """The pipeline ranks that hold virtual stages ``stages``."""
+        return tuple(sorted({self._schedule.stage_rank[stage] for stage in stages}))
+
+    def rank_sets(self) -> set[tuple[int, ...]]:
+        """The ranks that share a parameter, for every parameter of the model."""
+        tied = [self.stages(first) for first in self._first_names.values()]
+        whole = [self._virtual({stage}) for stage in range(self._schedule.num_model_stages)]
+        return {ranks for ranks in map(self.ranks, (*tied, *whole)) if len(ranks) > 1}
+
+    def _virtual(self, model_stages: set[int]) -> set[int]:
         return {stage for stage in range(self._schedule.num_stages) if self._schedule.model_stage(stage) in model_stages}
 
     def _model_stage(self, name: str) -> int:
@@ -68,11 +78,8 @@ class _Places:
         return 0 if before else self._schedule.num_model_stages - 1
 
 
-def _group(ranks: Sequence[int], mesh: ParallelMesh) -> dist.ProcessGroup | None:
-    """The group of pipeline ranks ``ranks``, of which this is one; None for one rank by itself."""
-    if len(ranks) == 1:
-        return None
-    if len(ranks) == mesh.size("pp"):
-        return mesh.group("pp")
-    group: dist.ProcessGroup = dist.new_group([mesh.pipeline_ranks[rank] for rank in ranks], use_local_synchronization=True)
-    return group
+def _groups(rank_sets: set[tuple[int, ...]], mesh: ParallelMesh) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """The groups of ``rank_sets`` that this rank is in; the pipeline's own where that is one."""
+    whole = tuple(range(mesh.size("pp")))
+    groups = mesh.pipeline_groups(sorted(rank_sets - {whole}))
+    return {**groups, whole: mesh.group("pp")}

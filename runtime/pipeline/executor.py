@@ -122,7 +122,8 @@ class Executor:
     def _backward(self, action: Action, gradient: Tensor | None, *, last: bool) -> Tensor | None:
         live = self._live.pop((action.microbatch, action.stage))
         self._runners[action.stage].sync.before_backward(last=last, split=False)
-        torch.autograd.backward(live.root, gradient)
+        if live.root.requires_grad:  # a first stage whose first layers are frozen has nothing to do
+            torch.autograd.backward(live.root, gradient)
         return None if live.received is None else live.received.grad
 
     def _backward_input(self, action: Action, gradient: Tensor | None, *, last: bool) -> Tensor | None:
@@ -148,7 +149,8 @@ class Executor:
         sync = self._runners[action.stage].sync
         if live.groups is None or live.weights is None:
             sync.before_backward(last=last, split=False)
-            torch.autograd.backward(live.root, live.gradient)
+            if live.root.requires_grad:
+                torch.autograd.backward(live.root, live.gradient)
             return
         sync.before_weights()
         stage_backward_weight(iter(live.weights), live.groups)

@@ -57,7 +57,7 @@ class PipelineStage(nn.Module):
         self.model = model
         self.span = span
         self._boundary = Boundary()
-        self._first_block: nn.Module | None = None
+        self._kept: tuple[nn.Module, ...] = ()
 
     def forward(self, received: torch.Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The model's output on the last stage, the hidden states (B, T, H) for the next one elsewhere.
@@ -87,9 +87,17 @@ class PipelineStage(nn.Module):
         self._cut_blocks(structure)
 
     def arm(self) -> None:
-        """Let the first block kept take what was received. Comes after all other hooks are in place, to run before them."""
-        if self._first_block is not None and not self.span.is_first:
-            self._first_block.register_forward_pre_hook(self._arrive, prepend=True, with_kwargs=True)
+        """Hook the blocks where this stage begins and ends: to be called when all other hooks are in place.
+
+        The first block takes what was received before anything else sees its input, and the forward ends when all else is done
+        with the last one's output.
+        """
+        if not self._kept:
+            return
+        if not self.span.is_first:
+            self._kept[0].register_forward_pre_hook(self._arrive, prepend=True, with_kwargs=True)
+        if not self.span.is_last:
+            self._kept[-1].register_forward_hook(lambda _, __, output: self._boundary.end(output))
 
     def _arrive(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         assert self._boundary.received is not None
@@ -111,7 +119,7 @@ class PipelineStage(nn.Module):
         blocks.__class__ = type(f"Stage{type(blocks).__name__}", (StageBlocks, type(blocks)), {})
         blocks.stand_ins = stand_ins  # type: ignore[assignment]  # not a module, so a plain attribute
         blocks.num_blocks = total  # type: ignore[assignment]
-        self._first_block = blocks._modules[str(first)] if first < stop else None
+        self._kept = tuple(blocks.children())
 
 
 def layers_of_stages(strategy: Strategy, num_blocks: int) -> tuple[int, ...]:

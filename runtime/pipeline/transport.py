@@ -47,12 +47,12 @@ class Transport:
     """
 
     def __init__(self, mesh: ParallelMesh) -> None:
+        self._mesh = mesh
         self._ranks = mesh.pipeline_ranks
         self._rank = mesh.coordinate("pp")
         self._device = mesh.device
         self._group = mesh.group("pp")
-        self._needs_channels = mesh.device.type == "cuda"
-        self._groups: dict[tuple[int, int], dist.ProcessGroup] = {}
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._forms: dict[tuple[object, int], Tensor] = {}
         """By batch shape and stage: a tensor like the hidden states that enter it, on the meta device."""
         self._sending: deque[tuple[Any, Tensor]] = deque()
@@ -61,12 +61,9 @@ class Transport:
         self._batch_shape: object = None
 
     def open_channels(self, pairs: set[tuple[int, int]]) -> None:
-        """Make the communicators of ``pairs`` (source and target pipeline rank); called alike by all ranks of the pipeline."""
-        if self._needs_channels:
-            for pair in sorted(pairs):
-                if self._rank in pair:
-                    members = [self._ranks[rank] for rank in pair]
-                    self._groups[pair] = dist.new_group(members, use_local_synchronization=True)
+        """Make the communicators of ``pairs`` (source and target pipeline rank); called alike by all ranks of the job."""
+        if self._device.type == "cuda":
+            self._groups = self._mesh.pipeline_groups(sorted(pairs))
 
     def begin(self, plan: RankPlan, batch_shape: object) -> None:
         """Start a step. ``batch_shape`` tells micro-batches of different shapes apart; the same on all ranks of the pipeline."""

@@ -23,7 +23,7 @@ def agree(model: nn.Module) -> tuple[str, ...]:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return ()
     tensors = dict(_named_tensors(model))
-    device = torch.device("cpu") if dist.get_backend() == "gloo" else torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")
     mine = torch.tensor([fingerprint(tensor) for tensor in tensors.values()], dtype=torch.int64, device=device)
     of_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(of_ranks, mine)

@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError
 from autopar.runtime.tensor.region import WHOLE, Region, current_region, set_region
@@ -55,6 +56,20 @@ class _Pass:
         return _Pass(self.samples, [frame.copy() for frame in self.frames])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """One use of dropout in one pass."""
+
+    stream: int
+    samples: Samples
+    region: Region
+
+    def of(self, tensor: Tensor, p: float, *, inplace: bool = False) -> Tensor:
+        drop = dropped(tensor.shape, p, stream=self.stream, samples=self.samples, region=self.region, device=tensor.device)
+        scaled = tensor.mul_(1 / (1 - p)) if inplace else tensor * (1 / (1 - p))
+        return scaled.masked_fill_(drop, 0) if inplace else scaled.masked_fill(drop, 0)
+
+
 class LayoutFreeDropout:
     """The dropout of a model's parts on this rank.
 
@@ -63,7 +78,7 @@ class LayoutFreeDropout:
 
     def __init__(self, parts: Sequence[nn.Module], *, seed: int) -> None:
         """``parts``: the stages of the model on this rank, whose modules keep the names of the whole model."""
-        self._seed = seed
+        self.seed = seed
         self._parts = tuple(parts)  # kept, so that no other module gets the id of one of theirs
         self._names: dict[int, str] = {}
         for part in parts:
@@ -88,7 +103,7 @@ class LayoutFreeDropout:
         if not self._used and step != self._first_step:
             return nullcontext()
         samples = Samples(first=first_sample, count=num_samples, sequence_length=sequence_length)
-        return self._running(_Pass(samples, [_Frame(key(self._seed, "dropout", step))]), WHOLE)
+        return self._running(_Pass(samples, [_Frame(key(self.seed, "dropout", step))]), WHOLE)
 
     def recompute_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """``context_fn`` of :func:`torch.utils.checkpoint.checkpoint`: the recomputation starts where the forward pass is now."""
@@ -123,18 +138,12 @@ class LayoutFreeDropout:
         """:func:`torch.nn.functional.dropout`."""
         if not training or not 0 < p < 1 or self._pass is None:
             return F.dropout(input, p, training, inplace)
+        return self._next_use("dropout()").of(input, p, inplace=inplace)
+
+    def _next_use(self, name: str) -> _Use:
+        assert self._pass is not None
         self._used = True
-        drop = dropped(
-            input.shape,
-            p,
-            stream=self._pass.frames[-1].next("dropout()"),
-            samples=self._pass.samples,
-            region=current_region(),
-            device=input.device,
-        )
-        if inplace:
-            return input.mul_(1 / (1 - p)).masked_fill_(drop, 0)
-        return (input * (1 / (1 - p))).masked_fill(drop, 0)
+        return _Use(stream=self._pass.frames[-1].next(name), samples=self._pass.samples, region=current_region())
 
     def attention(
         self,
@@ -147,20 +156,32 @@ class LayoutFreeDropout:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """:func:`torch.nn.functional.scaled_dot_product_attention`; with dropout the weights are held whole, (…, heads, L, S)."""
-        if not dropout_p:
+        """:func:`torch.nn.functional.scaled_dot_product_attention`.
+
+        With dropout, weights (…, heads, L, S) are computed, and computed again in the backward rather than kept, as in fused kernels.
+        """
+        if not dropout_p or self._pass is None:
             return F.scaled_dot_product_attention(
-                query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+                query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
             )
-        if enable_gqa:
-            key, value = (x.repeat_interleave(query.size(-3) // x.size(-3), dim=-3) for x in (key, value))
-        scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
-        if is_causal:
-            scores = scores.masked_fill(scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
-        if attn_mask is not None:
-            scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype is torch.bool else scores + attn_mask
-        weights: Tensor = torch._safe_softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-        return self.dropout(weights, dropout_p) @ value
+        use = self._next_use("attention()")
+
+        def mixed(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> Tensor:
+            if enable_gqa:
+                key, value = (x.repeat_interleave(query.size(-3) // x.size(-3), dim=-3) for x in (key, value))
+            return use.of(_weights(query, key, attn_mask, is_causal, scale), dropout_p) @ value
+
+        kept: Tensor = checkpoint(mixed, query, key, value, attn_mask, use_reentrant=False, preserve_rng_state=False)
+        return kept
+
+
+def _weights(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype is torch.bool else scores + attn_mask
+    return torch._safe_softmax(scores, -1, dtype=torch.float32).to(query.dtype)
 
 
 class _Replace(TorchFunctionMode):

@@ -67,13 +67,18 @@ class Skeleton:
 
     def faults(self) -> tuple[Fault, ...]:
         """Tensors on the meta device that no code sets."""
-        unset = [name for name in self._units if not self._calls.get(name)]
-        fix = "give its module a reset_parameters that sets it, pass initialise=, or build the model with real values"
+        required, fix = (
+            "needs code that sets its values",
+            "give its module a reset_parameters that sets it, pass initialise=, or build real values",
+        )
+        unset = [
+            Fault(field=name, given="on the meta device", required=required, fix=fix) for name in self._units if not self._calls.get(name)
+        ]
         lost = [
             Fault(field=name, given="a tensor on the meta device", required="a registered buffer or parameter", fix="use register_buffer")
             for name in self._attributes
         ]
-        return (*(Fault(field=name, given="on the meta device", required="code that sets its values", fix=fix) for name in unset), *lost)
+        return (*unset, *lost)
 
     def initialised(self, unit: Unit, device: torch.device, *, fill: float = 0) -> list[Tensor]:
         """The tensors of ``unit`` after all code that sets any of them; what is left unset is NaN, or ``fill`` in integers."""

@@ -5,6 +5,7 @@ from .fused import FusedLayout, fused_layouts
 from .local import partial_gradient_parameters
 from .parallelize import tensor_parallelize
 from .region import Extent, Region, current_region
+from .styles import sequence_faults
 
 __all__ = [
     "Extent",
@@ -13,6 +14,7 @@ __all__ = [
     "current_region",
     "fused_layouts",
     "partial_gradient_parameters",
+    "sequence_faults",
     "tensor_parallel_faults",
     "tensor_parallelize",
 ]

@@ -8,6 +8,8 @@ example input and no device. Modules that cannot be traced stay whole.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -82,6 +84,14 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self._leaves: dict[str, str] = {}
 
+    def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
+        return super().trace(_undecorated(root), concrete_args)
+
+    def keys(self, obj: fx.Proxy) -> Any:
+        """``**options`` that a forward passes on are none."""
+        del obj
+        return iter(())
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if super().is_leaf_module(m, module_qualified_name):
             return True
@@ -94,6 +104,18 @@ class _Tracer(fx.Tracer):
 
     def untraced(self) -> str:
         return f"; not traced: {', '.join(dict.fromkeys(self._leaves.values()))}" if self._leaves else ""
+
+
+def _undecorated(module: nn.Module) -> nn.Module:
+    """``module`` with the forward inside its decorators, whose catch-all arguments torch.fx cannot name."""
+    forward = inspect.unwrap(type(module).forward)
+    if forward is type(module).forward:
+        return module
+    kind = type(type(module).__name__, (type(module),), {})
+    kind.forward = forward  # type: ignore[attr-defined]  # set late: a base class may decorate what a subclass defines
+    bare = copy.copy(module)
+    bare.__class__ = kind
+    return bare
 
 
 def _pairs(block: nn.Module, graph: fx.Graph) -> Iterator[Pair]:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from autopar.runtime.families.family import BlockRegion, Family
+from autopar.runtime.families.family import BlockRegion, Column, Family
+
+from .styles import output_dim
 
 EXPERT_DIMS = {"gate_up_proj": 1, "down_proj": 2}
 """Where Hugging Face's stacked experts, (expert, out, in), hold the feed-forward's features."""
@@ -23,6 +25,20 @@ def matching_regions(block: nn.Module, family: Family) -> Iterator[tuple[BlockRe
     """The regions of ``block``: of those that share a module's name, the one whose layers it has."""
     for region in family.regions:
         module = block._modules.get(region.module)
-        wanted = (region.experts,) if region.experts else (*(column.name for column in region.columns), *region.rows)
-        if module is not None and all(name in module._modules for name in wanted):
+        wanted = {region.experts, *(column.name for column in region.columns), *region.rows} - {""}
+        if module is not None and wanted <= {path for path, _ in module.named_modules()}:
             yield region, module
+
+
+def num_heads(region: BlockRegion, module: nn.Module, column: Column) -> int:
+    """Units (heads, or single features) that a column layer of one matrix puts out."""
+    layer = module.get_submodule(column.name)
+    return int(layer.get_parameter("weight").shape[output_dim(layer)]) // (region.unit(module) if region.unit else 1)
+
+
+def shares_heads(region: BlockRegion, module: nn.Module, column: Column, size: int) -> bool:
+    """Whether several of ``size`` ranks use the same key and value head."""
+    if not column.grouped:
+        return False
+    heads = num_heads(region, module, column)
+    return heads < size and size % heads == 0

@@ -24,7 +24,7 @@ def sum_gradients(x: Tensor, group: Group) -> Tensor:
 
 
 def sum_outputs(x: Tensor, group: Group) -> Tensor:
-    """All-reduce; backward the identity. Where partial sums leave a tensor-parallel region."""
+    """All-reduce of ``x``, in its place; backward the identity. Where partial sums leave a tensor-parallel region."""
     return _apply(_SumOutputs, x, group)
 
 
@@ -94,8 +94,12 @@ class _SumGradients(torch.autograd.Function):
 
 class _SumOutputs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:  # noqa: ARG004
-        return all_reduce(x, group)
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        if not x.is_contiguous():
+            return all_reduce(x, group)
+        ctx.mark_dirty(x)
+        dist.all_reduce(x, group=group)
+        return x
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004

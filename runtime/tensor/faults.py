@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -16,6 +17,20 @@ from .blocks import EXPERT_DIMS, matching_regions, present_blocks
 from .styles import is_linear, output_dim
 
 FIELD = "tensor_parallel_size"
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What is split: how many parts there are at most, and whether ranks may share one."""
+
+    number: int = 0
+    shared: bool = True
+
+    def add(self, number: int, *, shared: bool) -> None:
+        self.number, self.shared = math.gcd(self.number, number), self.shared and shared
+
+    def allow(self, size: int) -> bool:
+        return self.number % size == 0 or (self.shared and size % self.number == 0)
 
 
 def tensor_parallel_faults(
@@ -31,7 +46,7 @@ def tensor_parallel_faults(
         return (Fault(field=FIELD, given=str(tensor_parallel_size), required=required, fix=f"use {FIELD}=1"),)
     if not family.regions:
         return tuple(_generic_faults(model, family, tensor_parallel_size, sequence_parallel))
-    counts: dict[str, int] = {}
+    counts: dict[str, _Parts] = {}
     faults: dict[str, Fault] = {}
     for _, block in present_blocks(model, family):
         for fault in _block_faults(block, family, tensor_parallel_size, counts):
@@ -41,7 +56,7 @@ def tensor_parallel_faults(
     return tuple(found)
 
 
-def _block_faults(block: nn.Module, family: Family, size: int, counts: dict[str, int]) -> Iterator[Fault]:
+def _block_faults(block: nn.Module, family: Family, size: int, counts: dict[str, _Parts]) -> Iterator[Fault]:
     """Layers that cannot be split; what there is to split is noted in ``counts`` by name."""
     matched = {region.module for region, _ in matching_regions(block, family)}
     for name in dict.fromkeys(region.module for region in family.regions):
@@ -50,20 +65,26 @@ def _block_faults(block: nn.Module, family: Family, size: int, counts: dict[str,
             yield Fault(field=FIELD, given=str(size), required=required, fix=f"use {FIELD}=1")
     for region, module in matching_regions(block, family):
         layers = [*(column.name for column in region.columns), *region.rows]
-        odd = [name for name in layers if not is_linear(module.get_submodule(name))]
-        for name in odd:
-            kind = type(module.get_submodule(name)).__name__
-            required = f"{region.module}.{name} is a {kind}; only plain linear layers can be split"
+        odd = {name: f"is a {_kind(module, name)}" for name in layers if not is_linear(module.get_submodule(name))}
+        if region.experts:
+            biased = (name for name in region.rows if module.get_submodule(name)._parameters.get("bias") is not None)
+            odd |= dict.fromkeys(biased, "has a bias beside experts")
+        for name, reason in odd.items():
+            required = f"{region.module}.{name} {reason}; only plain linear layers can be split"
             yield Fault(field=FIELD, given=str(size), required=required, fix=f"use {FIELD}=1, or plain linear layers")
         if not odd:
             _count(region, module, counts)
 
 
-def _count(region: BlockRegion, module: nn.Module, counts: dict[str, int]) -> None:
+def _kind(module: nn.Module, name: str) -> str:
+    return type(module.get_submodule(name)).__name__
+
+
+def _count(region: BlockRegion, module: nn.Module, counts: dict[str, _Parts]) -> None:
     if region.experts:
         weight = module.get_submodule(region.experts).get_parameter("down_proj")
-        counts["the experts' ffn_hidden_size"] = int(weight.shape[EXPERT_DIMS["down_proj"]])
-        return
+        width = int(weight.shape[EXPERT_DIMS["down_proj"]])
+        counts.setdefault("the experts' ffn_hidden_size", _Parts()).add(width, shared=False)
     unit = region.unit(module) if region.unit else 1
     for column in region.columns:
         layer = module.get_submodule(column.name)
@@ -71,8 +92,8 @@ def _count(region: BlockRegion, module: nn.Module, counts: dict[str, int]) -> No
         sections = column.sections(module) if column.sections else (features,)
         names = ("query", "key", "value") if len(sections) == 3 else ("",) * len(sections)
         for section, name in zip(sections, names, strict=True):
-            what = _what(region, column.name, name)
-            counts[what] = math.gcd(counts.get(what, 0), section // unit)
+            what = "the shared experts' ffn_hidden_size" if region.experts else _what(region, column.name, name)
+            counts.setdefault(what, _Parts()).add(section // unit, shared=column.grouped)
 
 
 def _what(region: BlockRegion, column: str, section: str) -> str:
@@ -82,11 +103,14 @@ def _what(region: BlockRegion, column: str, section: str) -> str:
     return "num_key_value_heads" if label.startswith(("k", "v")) else "num_attention_heads"
 
 
-def _size_faults(counts: dict[str, int], size: int) -> Iterator[Fault]:
-    valid = divisors(math.gcd(*counts.values())) if counts else (1,)
-    for what, count in counts.items():
-        if count % size:
-            yield Fault(field=FIELD, given=str(size), required=f"must divide {what}={count}", fix=_nearest(size, valid))
+def _size_faults(counts: dict[str, _Parts], size: int) -> Iterator[Fault]:
+    largest = max((parts.number for parts in counts.values()), default=1)
+    valid = tuple(each for each in range(1, largest + 1) if all(parts.allow(each) for parts in counts.values()))
+    for what, parts in counts.items():
+        if not parts.allow(size):
+            multiple = ", or be a multiple of it" if parts.shared else ""
+            required = f"must divide {what}={parts.number}{multiple}"
+            yield Fault(field=FIELD, given=str(size), required=required, fix=_nearest(size, valid))
 
 
 def _model_faults(model: nn.Module, structure: ModelStructure, size: int) -> Iterator[Fault]:
@@ -107,23 +131,19 @@ def _model_faults(model: nn.Module, structure: ModelStructure, size: int) -> Ite
 
 def _generic_faults(model: nn.Module, family: Family, size: int, sequence_parallel: bool) -> Iterator[Fault]:
     reasons: dict[str, None] = {}
-    counts: dict[str, int] = {}
+    counts: dict[str, _Parts] = {}
     for _, block in present_blocks(model, family):
         found = proven_pairs(block)
         if not found.pairs:
             reasons[f"{type(block).__name__}: {found.reason}"] = None
         for pair in found.pairs:
-            counts[f"the features between {', '.join(pair.columns)} and {pair.row}"] = pair.features
+            counts[f"the features between {', '.join(pair.columns)} and {pair.row}"] = _Parts(number=pair.features, shared=False)
     for reason in reasons:
         yield Fault(field=FIELD, given=str(size), required=f"no layers can be proven safe to split; {reason}", fix=f"use {FIELD}=1")
     yield from _size_faults(counts, size)
     if sequence_parallel:
         required = f"what {type(model).__name__} computes between its layers is not known to keep tokens apart"
         yield Fault(field="sequence_parallel", given="True", required=required, fix="set it to False")
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    return tuple(candidate for candidate in range(1, number + 1) if number % candidate == 0)
 
 
 def _nearest(size: int, valid: tuple[int, ...]) -> str:

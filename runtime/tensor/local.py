@@ -51,7 +51,29 @@ def shard_parameter(module: nn.Module, name: str, mesh: DeviceMesh, dim: int | N
 def local_parameter(module: nn.Module, name: str) -> Tensor | None:
     """This rank's part of a parameter, as autograd sees it."""
     parameter = module._parameters[name]
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return _local_part(parameter) if isinstance(parameter, DTensor) else parameter
+
+
+class _LocalPart(torch.autograd.Function):
+    """A parameter to its local part, and that part's gradient to a DTensor laid out as the parameter.
+
+    ``DTensor.to_local`` does the same, and works out anew at each call what is known: 0.2 ms a parameter and pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parameter: DTensor) -> Tensor:  # type: ignore[override]
+        ctx.spec = parameter._spec
+        ctx.set_materialize_grads(False)
+        local = parameter._local_tensor
+        return local.view_as(local)  # its own tensor, so that the parameter's keeps no graph
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> DTensor | None:  # type: ignore[override]
+        return None if grad is None else DTensor(grad.contiguous(), ctx.spec, requires_grad=False)
+
+
+def _local_part(parameter: DTensor) -> Tensor:
+    return cast(Tensor, _LocalPart.apply(parameter))
 
 
 @contextmanager
@@ -62,7 +84,7 @@ def local_parameters(*modules: nn.Module) -> Iterator[None]:
         for module in modules:
             for name, parameter in module._parameters.items():
                 if isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1:
-                    module._parameters[name] = cast(nn.Parameter, parameter.to_local())
+                    module._parameters[name] = cast(nn.Parameter, _local_part(parameter))
                     swapped.append((module, name, parameter))
         yield
     finally:

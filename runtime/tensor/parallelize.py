@@ -13,13 +13,14 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from autopar.costmodel.spec.errors import raise_if
-from autopar.runtime.families.family import Family, LocalAttribute
+from autopar.runtime.families.family import BlockRegion, Family, LocalAttribute
+from autopar.runtime.families.family import Column as SplitColumn
 from autopar.runtime.loss import KEEP_LOGITS_SHARDED, hugging_face_loss
 from autopar.runtime.structure import ModelStructure
 
 from . import collectives
 from .analysis import proven_pairs
-from .blocks import EXPERT_DIMS, matching_regions, present_blocks
+from .blocks import EXPERT_DIMS, matching_regions, num_heads, present_blocks, shares_heads
 from .faults import tensor_parallel_faults
 from .local import run_locally
 from .region import WHOLE, set_region
@@ -28,12 +29,16 @@ from .styles import (
     Boundary,
     Column,
     Experts,
+    GroupedHeads,
     Replicated,
     Row,
     VocabularyEmbedding,
     VocabularyHead,
     first_tensor_hook,
 )
+
+GROUP_SIZE = "num_key_value_groups"
+"""Hugging Face's attribute for the number of query heads that share a key and value head."""
 
 
 def tensor_parallelize(model: nn.Module, structure: ModelStructure, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
@@ -75,10 +80,9 @@ def _block_plan(block: nn.Module, family: Family, boundary: Boundary) -> dict[st
     plan: dict[str, ParallelStyle] = {}
     for region, module in matching_regions(block, family):
         for column in region.columns:
-            sections = column.sections(module) if column.sections else ()
-            plan[f"{region.module}.{column.name}"] = Column(sections=sections)
+            plan[f"{region.module}.{column.name}"] = _column(region, module, column, boundary.mesh.size())
         for row in region.rows:
-            plan[f"{region.module}.{row}"] = Row(boundary)
+            plan[f"{region.module}.{row}"] = Row(None if region.experts else boundary)
         if region.experts:
             experts = module.get_submodule(region.experts)
             width = int(experts.get_parameter("gate_up_proj").shape[EXPERT_DIMS["gate_up_proj"]]) // 2
@@ -87,6 +91,13 @@ def _block_plan(block: nn.Module, family: Family, boundary: Boundary) -> dict[st
             if path not in plan and not _below(path, plan) and next(inside.parameters(recurse=False), None) is not None:
                 plan[path] = Replicated(partial=True)
     return plan
+
+
+def _column(region: BlockRegion, module: nn.Module, column: SplitColumn, size: int) -> ParallelStyle:
+    if shares_heads(region, module, column, size):
+        assert region.unit is not None
+        return GroupedHeads(region.unit(module))
+    return Column(sections=column.sections(module) if column.sections else ())
 
 
 def _proven_plan(block: nn.Module, boundary: Boundary) -> dict[str, ParallelStyle]:
@@ -108,10 +119,19 @@ def _add_block_hooks(block: nn.Module, family: Family, boundary: Boundary) -> No
             module.register_forward_hook(partial(_leave, boundary))
         for attribute in region.attributes:
             _divide(module, attribute, boundary.mesh.size())
+        _regroup(region, module, boundary.mesh.size())
 
 
 def _leave(boundary: Boundary, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
-    return boundary.leave(output)
+    # A copy: the module's own graph may need its output as it is.
+    return boundary.leave(output if boundary.sequence_parallel else output.clone())
+
+
+def _regroup(region: BlockRegion, module: nn.Module, size: int) -> None:
+    """All query heads of a rank use its one key and value head, where ranks share heads."""
+    shared = [column for column in region.columns if shares_heads(region, module, column, size)]
+    if shared and hasattr(module, GROUP_SIZE):
+        setattr(module, GROUP_SIZE, getattr(module, GROUP_SIZE) * num_heads(region, module, shared[0]) // size)
 
 
 def _divide(module: nn.Module, attribute: LocalAttribute, size: int) -> None:

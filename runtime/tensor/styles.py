@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from autopar.costmodel.spec.errors import Fault, InvalidInputError
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
 from autopar.runtime.loss import first_index
 
 from . import collectives
@@ -67,19 +67,18 @@ class Boundary:
 
     def split(self, x: Tensor) -> Tensor:
         """Whole sequences to this rank's part of each."""
-        size = self.mesh.size()
-        if x.shape[SEQUENCE_DIM] % size:
-            length = x.shape[SEQUENCE_DIM]
-            raise InvalidInputError(
-                Fault(
-                    field="sequence_length",
-                    given=str(length),
-                    required=f"sequence_parallel needs a multiple of tensor_parallel_size={size}",
-                    fix=f"pad to {-(-length // size) * size}, or turn sequence_parallel off",
-                )
-            )
+        raise_if(sequence_faults(int(x.shape[SEQUENCE_DIM]), self.mesh.size()))
         set_region(self.outside)
         return collectives.take_shard(x, SEQUENCE_DIM, self.group)
+
+
+def sequence_faults(length: int, size: int) -> list[Fault]:
+    """Whether sequences of ``length`` tokens can be split over ``size`` ranks."""
+    if length % size == 0:
+        return []
+    required = f"sequence_parallel needs a multiple of tensor_parallel_size={size}"
+    fix = f"pad to {-(-length // size) * size}, or turn sequence_parallel off"
+    return [Fault(field="sequence_length", given=str(length), required=required, fix=fix)]
 
 
 class Replicated(ParallelStyle):
@@ -124,10 +123,42 @@ class Column(ParallelStyle):
         return module
 
 
-class Row(ParallelStyle):
-    """A linear layer split along its input features: (B, S, F / tp) to (B, S or its shard, out), which ends the region."""
+class GroupedHeads(ParallelStyle):
+    """A linear layer to fewer heads than ranks: each rank computes the one head that its query heads use, of ``unit`` features.
 
-    def __init__(self, boundary: Boundary) -> None:
+    The layer is held whole; its gradient is zero but for the rank's head, and so a partial sum.
+    """
+
+    def __init__(self, unit: int) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        unit, size = self.unit, device_mesh.size()
+        heads = int(module.get_parameter("weight").shape[0]) // unit
+        head = device_mesh.get_local_rank() * heads // size
+        for name in ("weight", "bias"):
+            shard_parameter(module, name, device_mesh, None)
+        mark_partial(module, "weight", "bias")
+
+        def own(name: str) -> Tensor | None:
+            whole = local_parameter(module, name)
+            return None if whole is None else whole.narrow(0, head * unit, unit)
+
+        def forward(x: Tensor) -> Tensor:
+            return F.linear(x, cast(Tensor, own("weight")), own("bias"))
+
+        replace_forward(module, forward)
+        return module
+
+
+class Row(ParallelStyle):
+    """A linear layer split along its input features: (B, S, F / tp) to (B, S or its shard, out), which ends the region.
+
+    ``boundary`` None: it stays inside, and its output, without a bias, is a partial sum.
+    """
+
+    def __init__(self, boundary: Boundary | None) -> None:
         super().__init__()
         self.boundary = boundary
 
@@ -135,12 +166,15 @@ class Row(ParallelStyle):
         boundary = self.boundary
         shard_parameter(module, "weight", device_mesh, 1 - output_dim(module))
         shard_parameter(module, "bias", device_mesh, None)
-        if boundary.sequence_parallel:
+        if boundary is not None and boundary.sequence_parallel:
             mark_partial(module, "bias")
         multiply = _multiply(module)
 
         def forward(x: Tensor) -> Tensor:
-            output = boundary.leave(multiply(x, cast(Tensor, local_parameter(module, "weight")), None))
+            output = multiply(x, cast(Tensor, local_parameter(module, "weight")), None)
+            if boundary is None:
+                return output
+            output = boundary.leave(output)
             bias = local_parameter(module, "bias")
             return output if bias is None else output + bias
 

@@ -6,6 +6,7 @@ import pytest
 
 from autopar.costmodel.spec.estimate import Estimate
 from benchmarks.runtime import loop, overhead
+from benchmarks.runtime.timing import Turn
 
 
 def test_the_loop_runs_the_best_and_some_bad_strategies_of_its_plan() -> None:
@@ -31,6 +32,10 @@ def test_the_loop_is_judged_by_error_and_regret() -> None:
 
 
 def test_overhead_is_the_median_of_ratios_within_rounds() -> None:
-    result = overhead._compare("pipeline", "torch", [1.0, 2.2, 3.0], [1.0, 2.0, 4.0], 0.0)
+    def turns(*seconds: float) -> list[Turn]:
+        return [Turn(seconds=each, cpu_seconds=2 * each) for each in seconds]
+
+    result = overhead._compare("pipeline", "torch", turns(1.0, 2.2, 3.0), turns(1.0, 2.0, 4.0), 0.0)
     assert result.overhead == pytest.approx(0.0)
+    assert result.cpu_overhead == pytest.approx(0.0)
     assert result.engine_seconds == 2.2

@@ -218,7 +218,8 @@ def test_attention_with_dropout_is_attention_with_dropped_weights(causal: bool, 
     dropout = LayoutFreeDropout([nn.Identity()], seed=0)
     arguments = {"attn_mask": attn_mask, "is_causal": causal, "scale": 0.7, "enable_gqa": True}
     plain = F.scaled_dot_product_attention(query, key, value, **arguments)
-    nearly_none = dropout.attention(query, key, value, dropout_p=1e-9, **arguments)
+    with dropout.forward(step=0, first_sample=0, num_samples=2, sequence_length=5):
+        nearly_none = F.scaled_dot_product_attention(query, key, value, dropout_p=1e-9, **arguments)
     assert torch.allclose(nearly_none, plain, atol=1e-6)
     with dropout.forward(step=0, first_sample=0, num_samples=2, sequence_length=5):
         one = F.scaled_dot_product_attention(query, key, torch.eye(5).expand(2, 2, 5, 5), dropout_p=0.5, **arguments)
@@ -226,6 +227,22 @@ def test_attention_with_dropout_is_attention_with_dropped_weights(causal: bool, 
     kept = one != 0
     assert 0 < kept.sum() < kept.numel()
     assert torch.allclose(one[kept], 2 * weights[kept], atol=1e-6)
+
+
+def test_attention_with_dropout_keeps_no_weights() -> None:
+    """Only its inputs, as fused kernels do, and its gradients are those of weights that are kept."""
+    saved: list[int] = []
+    query, key, value = (torch.randn(2, 2, 64, 4, generator=torch.Generator().manual_seed(s), requires_grad=True) for s in range(3))
+    dropout = LayoutFreeDropout([nn.Identity()], seed=0)
+    saving = torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor.numel()) or tensor, lambda tensor: tensor)
+    with saving, dropout.forward(step=0, first_sample=0, num_samples=2, sequence_length=64):
+        output = F.scaled_dot_product_attention(query, key, value, dropout_p=0.3)
+    assert sum(saved) <= 3 * query.numel()
+    with dropout.forward(step=0, first_sample=0, num_samples=2, sequence_length=64):
+        kept = F.scaled_dot_product_attention(query, key, torch.eye(64).expand(2, 2, 64, 64), dropout_p=0.3)
+    mine = torch.autograd.grad(output.square().sum(), (query, key, value))
+    theirs = torch.autograd.grad((kept @ value).square().sum(), (query, key, value))
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(mine, theirs, strict=True))
 
 
 @pytest.mark.parametrize("need_weights", [False, True])

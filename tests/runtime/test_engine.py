@@ -14,7 +14,7 @@ from autopar.costmodel.spec.training import PRECISIONS
 from autopar.runtime.engine import EngineOptions, build_engine
 from autopar.runtime.failures import TrainingFailedError
 
-from .oracle import FP32, adamw, small_gpt, token_batches, train_alone, train_parallel, whole_tensors
+from .oracle import FP32, Trained, adamw, assert_same, small_gpt, token_batches, train_alone, train_parallel, whole_tensors
 from .processes import run_ranks
 
 PIPELINE_AND_DATA = Strategy(pipeline_parallel_size=2, data_parallel_size=2, micro_batch_size=1, zero_stage=2)
@@ -182,6 +182,29 @@ def test_lower_precisions_train_close_to_fp32(name: str, stored: str) -> None:
         for strategy, (losses, types) in zip(plans, results, strict=True):
             assert losses == pytest.approx(alone, rel=1e-2), strategy.describe()
             assert types == {f"torch.{stored}"}
+
+
+def test_frozen_layers_stay_as_they_are_and_the_rest_trains() -> None:
+    """The first stage keeps its first layer and embeddings frozen: what it sends needs a gradient from the second layer on."""
+    batches = token_batches(2, 8)
+    plans = [
+        Strategy(pipeline_parallel_size=2, pipeline_schedule=kind) for kind in (PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.ZERO_BUBBLE)
+    ]
+    plans += [Strategy(data_parallel_size=2, zero_stage=zero) for zero in (0, 3)]
+
+    def frozen() -> torch.nn.Module:
+        model = small_gpt()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = not name.startswith(("tokens", "positions", "blocks.0", "blocks.3.attention"))
+        return model
+
+    def train(_: int) -> list[Trained]:
+        return [train_parallel(frozen(), strategy, batches) for strategy in plans]
+
+    alone = train_alone(frozen(), batches)
+    results = run_ranks(2, train)
+    for position in range(len(plans)):
+        assert_same([result[position] for result in results], alone)
 
 
 def test_a_single_process_needs_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

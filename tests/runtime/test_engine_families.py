@@ -28,6 +28,8 @@ def test_further_families_under_a_split_backward_and_recomputation() -> None:
 
 def check(names: Sequence[str], strategy: Strategy) -> None:
     steps = list(batches(2, size=8))
+    # Before the ranks are forked, so that each finds the models' code imported.
+    alone = {name: train_alone(tiny(name), steps) for name in names}
 
     def train(_: int) -> list[Trained]:
         return [train_parallel(tiny(name), strategy, steps) for name in names]
@@ -35,7 +37,7 @@ def check(names: Sequence[str], strategy: Strategy) -> None:
     results = run_ranks(strategy.world_size, train, timeout=180)
     for position, name in enumerate(names):
         try:
-            assert_same([result[position] for result in results], train_alone(tiny(name), steps))
+            assert_same([result[position] for result in results], alone[name])
         except AssertionError as error:
             error.add_note(f"{name} under {strategy.describe()}")
             raise

@@ -16,11 +16,18 @@ STRATEGY = Strategy(
 STEPS, ROWS = 2, 4
 
 
-def _run(_: int, name: str) -> Trained:
-    return train_parallel(tiny(name), STRATEGY, list(batches(STEPS, size=ROWS)))
+def _run(_: int, name: str, strategy: Strategy) -> Trained:
+    return train_parallel(tiny(name), strategy, list(batches(STEPS, size=ROWS)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "phi3", "mixtral"])
 def test_weights_split_twice_train_as_in_one_process(name: str) -> None:
     alone = train_alone(tiny(name), list(batches(STEPS, size=ROWS)))
-    assert_same(run_ranks(4, _run, name, timeout=120), alone)
+    assert_same(run_ranks(4, _run, name, STRATEGY, timeout=120), alone)
+
+
+def test_a_model_of_no_known_family_trains_in_stages() -> None:
+    """OPT registers its final norm before its blocks, and calls its table of positions with more than ids."""
+    alone = train_alone(tiny("opt"), list(batches(STEPS, size=ROWS)))
+    strategy = Strategy(tensor_parallel_size=2, sequence_parallel=False, pipeline_parallel_size=2, micro_batch_size=2)
+    assert_same(run_ranks(4, _run, "opt", strategy, timeout=120), alone)

@@ -15,8 +15,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+import autopar
 from autopar.costmodel.spec.errors import InvalidInputError
 from autopar.runtime.random.initialise import InitialWeights
+from autopar.runtime.reference_gpt import ReferenceGPT, ReferenceGPTConfig
 from autopar.runtime.tensor.fused import FusedLayout, fused_layouts
 from autopar.runtime.tensor.local import shard_parameter
 
@@ -278,3 +280,26 @@ def test_a_model_that_every_rank_built_for_itself_is_the_first_ranks() -> None:
     for name, tensor in before.items():
         assert torch.equal(after[name], tensor)
         assert torch.equal(received[name], tensor)
+
+
+def _rank_parallelized(_: int) -> tuple[float, float]:
+    with torch.device("meta"):
+        model = ReferenceGPT(ReferenceGPTConfig(num_layers=2))
+
+    def initialise(module: nn.Module) -> None:
+        if isinstance(module, nn.Embedding):
+            nn.init.constant_(module.weight, 0.5)
+
+    engine = autopar.parallelize(
+        model, optimizer=torch.optim.AdamW, global_batch_size=2, sequence_length=8, fix={"dp": 2, "zero": 3}, initialise=initialise
+    )
+    parameters = dict(engine.model_parts[0].named_parameters())
+    whole = [parameters[name].full_tensor() for name in ("tokens.weight", "head.weight")]
+    return (whole[0] == 0.5).float().mean().item(), whole[1].std().item()
+
+
+def test_parallelize_takes_the_users_initialiser() -> None:
+    (embedded, head), other = run_ranks(2, _rank_parallelized)
+    assert other == (embedded, head)
+    assert embedded == 1.0
+    assert head == pytest.approx(0.02, rel=0.05)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -147,3 +149,37 @@ def test_parts_that_cannot_be_traced_stay_whole_and_are_named() -> None:
 def test_no_weights_are_read() -> None:
     with torch.device("meta"):
         assert proven_pairs(_Block()).pairs
+
+
+def _decorated(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(forward)
+    def wrapper(*args: Any, **kwargs: Any) -> Tensor:
+        return forward(*args, **kwargs)
+
+    return wrapper
+
+
+class _Decorated(_Wide):
+    """As Hugging Face's blocks: a decorated forward with options that it passes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = _Options()
+
+    @_decorated
+    def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        output: Tensor = self.c(self.a(x).relu()) + self.inner(x, mask=mask, **options)
+        return output
+
+
+class _Options(nn.Module):
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        del options
+        return x
+
+
+def test_a_decorated_forward_is_traced_inside_its_decorators() -> None:
+    module = _Decorated()
+    (pair,) = proven_pairs(module).pairs
+    assert (pair.columns, pair.row) == (("a",), "c")
+    assert type(module) is _Decorated

@@ -24,8 +24,12 @@ def test_every_family_splits_over_two_and_four_on_the_meta_device(name: str) -> 
     assert _texts(model, 1) == _texts(model, 2, sequence_parallel=True) == _texts(model, 4) == []
 
 
-def test_fewer_key_value_heads_than_ranks_are_refused_with_the_valid_sizes() -> None:
-    assert _texts(tiny("llama"), 8) == ["tensor_parallel_size=8: must divide num_key_value_heads=4; nearest valid: 4"]
+def test_ranks_may_share_key_value_heads_that_they_are_a_multiple_of() -> None:
+    assert _texts(tiny("llama"), 8) == []
+    shapes = {"hidden_size": 72, "num_attention_heads": 12, "num_key_value_heads": 4, "ffn_hidden_size": 96}
+    model = ReferenceGPT(ReferenceGPTConfig(num_layers=2, **shapes))
+    said = "tensor_parallel_size=6: must divide num_key_value_heads=4, or be a multiple of it; nearest valid: 4, 12"
+    assert _texts(model, 6) == [said]
 
 
 @pytest.mark.parametrize(
@@ -34,8 +38,8 @@ def test_fewer_key_value_heads_than_ranks_are_refused_with_the_valid_sizes() -> 
         ("gpt2", 8, ["num_attention_heads=4", "num_key_value_heads=4"]),
         ("phi3", 8, ["num_key_value_heads=4"]),
         ("gpt_neox", 16, ["num_attention_heads=8"]),
-        ("mixtral", 5, ["num_attention_heads=8", "num_key_value_heads=4", "the experts' ffn_hidden_size=96"]),
-        ("reference-gpt", 3, ["num_attention_heads=4", "num_key_value_heads=4", "ffn_hidden_size=256"]),
+        ("mixtral", 5, ["num_attention_heads=8", "num_key_value_heads=4, or be a multiple of it", "the experts' ffn_hidden_size=96"]),
+        ("reference-gpt", 3, ["num_attention_heads=4", "num_key_value_heads=4, or be a multiple of it", "ffn_hidden_size=256"]),
     ],
 )
 def test_all_that_is_not_divisible_is_told_at_once(name: str, size: int, wanted: list[str]) -> None:
