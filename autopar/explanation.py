@@ -118,7 +118,7 @@ def _unmeasured(problem: Problem, strategy: Strategy, changes: Sequence[Change])
 
     if problem.measured is None:
         return ()
-    near = list(changes) or [change for change in _evaluated(problem, strategy) if change.fits]
+    near = list(changes) or [change for change in single_changes(problem, strategy) if change.fits]
     near.sort(key=lambda change: change.step_time_seconds)
     return doubtful_shapes(problem, strategy, [change.strategy for change in near[:MAX_COMPARED]])
 

@@ -37,8 +37,8 @@ def _names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 def command(plan_file: str, framework: str, output: str | None, nearest: bool, as_json: bool) -> None:
     """Write a plan as the configuration of a training framework, checked by that framework's rules first."""
     from autopar.api import read_plan
-    from autopar.interchange import export
     from autopar.exporters.folder import write_files
+    from autopar.interchange import export
 
     from .output import answering, note, print_json
 

@@ -88,8 +88,6 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
 
     With --improve: what a plan (searched or imported) costs, and what to change first.
     """
-    from autopar.api import plan, problem_of, was_interrupted, write_plan
-
     if options["improve"] is not None:
         improve(ctx, options, output, as_json)
         return
@@ -97,16 +95,21 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
         raise click.UsageError("--measured goes with --improve PLAN", ctx)
     if options["model"] is None:
         raise click.MissingParameter(ctx=ctx, param_type="option", param_hint="'--model' / '-m'")
+    check_targets({**options, "output": output})
+    if options["pareto"] is not None:
+        _print_front(ctx, as_json, options)
+    elif options["plot"] is not None:
+        raise click.UsageError("--plot draws a Pareto front: give --pareto too, e.g. --pareto time,memory", ctx)
+    else:
+        _print_plan(ctx, as_json, output, options)
+
+
+def _print_plan(ctx: click.Context, as_json: bool, output: str | None, options: dict[str, Any]) -> None:
+    from autopar.api import plan, problem_of, was_interrupted, write_plan
 
     from .output import answering, note, print_json, print_report
     from .searching import searching
 
-    check_targets({**options, "output": output})
-    if options["pareto"] is not None:
-        _print_front(ctx, as_json, options)
-        return
-    if options["plot"] is not None:
-        raise click.UsageError("--plot draws a Pareto front: give --pareto too, e.g. --pareto time,memory", ctx)
     with answering(as_json), searching() as progress:
         found = plan(
             options["model"],
@@ -180,6 +183,8 @@ def _print_front(ctx: click.Context, as_json: bool, options: dict[str, Any]) -> 
 
 def _was_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def improve(ctx: click.Context, options: dict[str, Any], output: str | None, as_json: bool) -> None:
     """``plan --improve``: the diagnosis of a plan file; with -o the best change of it is written as a plan.
 

@@ -32,23 +32,6 @@ def parse_bytes(text: str, *, field: str = "bytes") -> int:
     return round(float(match[1]) * unit)
 
 
-_SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
-
-
-def parse_seconds(text: str, *, field: str = "seconds") -> float:
-    """Seconds of ``14.2s``, ``850ms``, ``1.5min`` or a plain number.
-
-    Raises:
-        InvalidInputError: the text is no such time, or not above zero.
-    """
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
-    scale = _SECONDS.get(match[2]) if match else None
-    seconds = float(match[1]) * scale if match and scale is not None else 0.0
-    if not 0 < seconds < 1e9:
-        raise InvalidInputError(Fault(field=field, given=repr(text), required="a time above zero is needed", fix="for example 14.2s or 850ms"))
-    return seconds
-
-
 def format_bytes(value: float) -> str:
     """Bytes as a person reads them, binary: ``79.1 GiB``."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

@@ -23,7 +23,8 @@ from autopar.io.flags import (
 
 
 def test_short_names_are_fields_of_a_strategy() -> None:
-    assert set(SHORT_NAMES.values()) == {f.name for f in fields(Strategy)} - {"shard_group_size", "pipeline_layers", "stage_recompute_layers"}
+    unnamed = {"shard_group_size", "pipeline_layers", "stage_recompute_layers"}
+    assert set(SHORT_NAMES.values()) == {f.name for f in fields(Strategy)} - unnamed
     assert [short_name(field) for field in SHORT_NAMES.values()] == list(SHORT_NAMES)
 
 
