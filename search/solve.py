@@ -140,16 +140,16 @@ def _gap(ranked: Sequence[Ranked], found: Refinement | None) -> float | None:
 def _optimality(has_found: bool, stopped: Stopped | None, lifted: Sequence[str], gap: float | None) -> str:
     if stopped is not None:
         return f"{stopped.value}: {'the best of the strategies evaluated so far' if has_found else 'nothing fitted so far'}"
-    proof = PROVEN if gap is None else f"{PROVEN} with even stages; {_heuristic_text(gap)}"
+    proof = PROVEN if gap is None else f"{PROVEN}{_placement_text(gap)}"
     if not lifted:
         return proof
     return f"{proof}, without {', '.join(lifted)}: with {'it' if len(lifted) == 1 else 'them'} nothing fits"
 
 
-def _heuristic_text(gap: float) -> str:
+def _placement_text(gap: float) -> str:
     if gap == float("inf"):
-        return "stage by stage heuristic, without a bound"
-    return f"no placement stage by stage is faster by more than {gap:.1%}" if gap else "and stage by stage"
+        return " with even stages; heuristic stage by stage, without a bound"
+    return f" with even stages; no placement stage by stage is faster by more than {gap:.1%}" if gap else ", placed stage by stage too"
 
 
 def _ranked(problem: Problem, found: Candidates | None) -> tuple[Ranked, ...]:
