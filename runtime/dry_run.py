@@ -75,11 +75,19 @@ class RankParts:
         return states + (self.activation_bytes or 0)
 
 
-def build_rank(build_model: Callable[[], nn.Module], strategy: Strategy, batch: DryBatch, precision: Precision, *, rank: int) -> RankParts:
+def build_rank(
+    build_model: Callable[[], nn.Module],
+    strategy: Strategy,
+    batch: DryBatch,
+    precision: Precision,
+    *,
+    rank: int,
+    count_activations: bool = True,
+) -> RankParts:
     """Rank ``rank`` of ``strategy``: cut, sharded and counted.
 
     Args:
-        build_model: makes the model on the meta device; called twice.
+        build_model: makes the model on the meta device; called twice where activations are counted.
 
     Raises:
         InvalidInputError: no such rank, or all that keeps the model from being trained so.
@@ -98,7 +106,7 @@ def build_rank(build_model: Callable[[], nn.Module], strategy: Strategy, batch: 
             strategy.num_microbatches(batch.global_batch_size),
         )
         builder = _Builder(structure=structure, strategy=strategy, mesh=mesh, types=types, schedule=rank_schedule)
-        kept, reason = _try_activations(builder, build_model(), batch)
+        kept, reason = _try_activations(builder, build_model(), batch) if count_activations else (None, "not asked for")
         return _counted(builder, model, rank, kept, reason)
 
 

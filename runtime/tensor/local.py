@@ -61,19 +61,19 @@ class _LocalPart(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, parameter: DTensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, parameter: DTensor) -> Tensor:
         ctx.spec = parameter._spec
         ctx.set_materialize_grads(False)
         local = parameter._local_tensor
         return local.view_as(local)  # its own tensor, so that the parameter's keeps no graph
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> DTensor | None:  # type: ignore[override]
-        return None if grad is None else DTensor(grad.contiguous(), ctx.spec, requires_grad=False)
+    def backward(ctx: Any, grad: Tensor | None) -> DTensor | None:
+        return None if grad is None else DTensor(grad.contiguous(), ctx.spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def _local_part(parameter: DTensor) -> Tensor:
-    return cast(Tensor, _LocalPart.apply(parameter))
+    return cast(Tensor, _LocalPart.apply(parameter))  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -24,23 +24,30 @@ from .processes import run_ranks
 SEQUENCE = 512
 
 
-def rank_of(spec: ModelSpec, strategy: Strategy, rank: int = 0, precision: str = "bf16") -> RankParts:
+def rank_of(spec: ModelSpec, strategy: Strategy, rank: int = 0, *, activations: bool = True) -> RankParts:
     batch = DryBatch(global_batch_size=batch_of(strategy), sequence_length=SEQUENCE)
-    return build_rank(lambda: build_model(spec, sequence_length=SEQUENCE).module, strategy, batch, PRECISIONS[precision], rank=rank)
+    return build_rank(
+        lambda: build_model(spec, sequence_length=SEQUENCE).module,
+        strategy,
+        batch,
+        PRECISIONS["bf16"],
+        rank=rank,
+        count_activations=activations,
+    )
 
 
 def batch_of(strategy: Strategy) -> int:
     return 2 * strategy.pipeline_parallel_size * strategy.data_parallel_size * strategy.micro_batch_size
 
 
-def planned(spec: ModelSpec, strategy: Strategy, precision: str = "bf16") -> list[tuple[int, float, float]]:
+def planned(spec: ModelSpec, strategy: Strategy) -> list[tuple[int, float, float]]:
     """Parameters, bytes of states and of activations of each pipeline rank, as the cost model has them."""
     problem, _ = build_problem(
         spec,
         gpus=strategy.world_size,
         gpu="h100",
         framework="autopar",
-        precision=precision,
+        precision="bf16",
         global_batch_size=batch_of(strategy),
         sequence_length=SEQUENCE,
     )
@@ -90,7 +97,7 @@ def states_bytes(parts: RankParts) -> int:
 def test_states_are_those_the_planner_counts(strategy: Strategy) -> None:
     stride = strategy.world_size // strategy.pipeline_parallel_size
     for stage, (parameters, states, _) in enumerate(planned(GPT, strategy)):
-        parts = rank_of(GPT, strategy, rank=stage * stride)
+        parts = rank_of(GPT, strategy, rank=stage * stride, activations=False)
         assert parts.num_parameters == parameters
         assert states_bytes(parts) == pytest.approx(states, rel=1e-3)
 
@@ -165,6 +172,8 @@ def test_a_dry_rank_holds_what_the_real_one_holds() -> None:
             return ReferenceGPT(CONFIG)
 
     for rank, (parameters, states) in enumerate(run_ranks(4, built_bytes)):
-        parts = build_rank(dry, REAL, DryBatch(global_batch_size=8, sequence_length=32), PRECISIONS["fp32"], rank=rank)
+        parts = build_rank(
+            dry, REAL, DryBatch(global_batch_size=8, sequence_length=32), PRECISIONS["fp32"], rank=rank, count_activations=False
+        )
         assert parts.sharded_parameter_bytes == parameters
         assert parts.optimizer_state_bytes == states
