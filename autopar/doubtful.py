@@ -83,7 +83,12 @@ def doubtful_shapes(problem: Problem, strategy: Strategy, others: Iterable[Strat
 
 def _seconds_by_shape(problem: Problem, strategy: Strategy) -> Mapping[Key, tuple[Use, float]]:
     """Every shape that the strategy asks for, with the seconds of a step that its calls take."""
-    return {use.key: (use, use.seconds * _calls(problem, strategy, use)) for use in shapes_asked(problem, strategy)}
+    alone = strategy.pipeline_parallel_size == 1 and strategy.context_parallel_size == 1
+    return {
+        use.key: (use, use.seconds * _calls(problem, strategy, use))
+        for use in shapes_asked(problem, strategy)
+        if not (alone and use.variant == "send_recv")
+    }
 
 
 def _calls(problem: Problem, strategy: Strategy, use: Use) -> int:
@@ -95,5 +100,12 @@ def _calls(problem: Problem, strategy: Strategy, use: Use) -> int:
         tokens = strategy.micro_batch_size * training.sequence_length / strategy.context_parallel_size
         activations = tokens * problem.model.hidden_size * training.precision.activation_bytes
         return 1 if use.shape[0] > LARGER_THAN_ACTIVATIONS * activations else count * layers
-    vocabulary = problem.model.vocab_size / strategy.tensor_parallel_size
-    return count if any(size >= 0.9 * vocabulary for size in use.shape[1:]) else count * layers
+    return count if _is_head(problem, strategy, use) else count * layers
+
+
+def _is_head(problem: Problem, strategy: Strategy, use: Use) -> bool:
+    """Whether the dimension that holds the vocabulary in a head's products (n, k or m by layout) or loss is as large as it."""
+    if use.kind not in (Kind.GEMM, Kind.OPERATOR):
+        return False
+    place = {"nt": 1, "nn": 2, "tn": 0}.get(use.variant, 1)
+    return use.shape[place] >= 0.9 * problem.model.vocab_size / strategy.tensor_parallel_size
