@@ -163,7 +163,7 @@ def _otherwise(problem: Problem, strategy: Strategy) -> Iterator[tuple[str, Prob
         ("all communication overlaps", {"data_overlap": 1.0, "param_gather_overlap": 1.0, "tensor_overlap_forward": 1.0,
                                         "tensor_overlap_backward": 1.0, "pipeline_overlap": 1.0, "context_overlap": 1.0}),
     ):  # fmt: skip
-        yield cause, replace(problem, framework=replace(own, **changes)), strategy  # type: ignore[arg-type]
+        yield cause, replace(problem, framework=replace(own, **changes)), strategy
     for part in (0.5, 0.25):
         slower = (
             *problem.cluster.tiers[:-1],
