@@ -89,6 +89,7 @@ def diagnose(problem: Problem, strategy: Strategy, *, measured_seconds: float | 
     reference = now.step_time_seconds if now is not None else None
     interval = now.step_time_interval if now is not None else None
     known = measured_seconds is not None and now is not None
+    runs = too_large is None or measured_seconds is not None  # what was measured has run, whatever its memory is estimated at
     return Diagnosis(
         strategy=strategy,
         refused_by=refused + ((too_large,) if too_large is not None else ()),
@@ -98,14 +99,14 @@ def diagnose(problem: Problem, strategy: Strategy, *, measured_seconds: float | 
         within_interval=interval.low <= measured_seconds <= interval.high if interval and measured_seconds is not None else None,
         causes=tuple(_causes(problem, strategy, reference, measured_seconds)) if known and reference and measured_seconds else (),
         terms=tuple(_terms(now, measured_seconds)) if now is not None and measured_seconds is not None else (),
-        one_change=_gains(single_changes(problem, strategy), reference, measured_seconds),
-        two_changes=_gains(two_changes(problem, strategy), reference, measured_seconds),
+        one_change=_gains(single_changes(problem, strategy), reference, measured_seconds, only_faster=runs),
+        two_changes=_gains(two_changes(problem, strategy), reference, measured_seconds, only_faster=runs),
     )
 
 
-def _gains(changes: Iterator[Change], now: float | None, measured: float | None) -> tuple[Gain, ...]:
+def _gains(changes: Iterator[Change], now: float | None, measured: float | None, *, only_faster: bool) -> tuple[Gain, ...]:
     scale = measured / now if measured is not None and now else 1.0
-    limit = now * (1 - WORTHWHILE) if now is not None else float("inf")
+    limit = now * (1 - WORTHWHILE) if now is not None and only_faster else float("inf")
     better = sorted((c for c in changes if c.fits and c.step_time_seconds < limit), key=lambda change: change.step_time_seconds)
     return tuple(
         Gain(

@@ -54,7 +54,5 @@ def command(plan_file: str, framework: str, output: str | None, nearest: bool, a
         for file in done.files:
             click.echo(f"==> {file.path} <==", err=True)
             click.echo(file.text, nl=False)
-    if done.replaces is not None:
-        note(f"in place of {done.replaces.describe()}: {done.strategy.describe()}")
     for remark in done.notes:
         note(remark)

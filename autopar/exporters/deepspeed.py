@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from autopar.catalog.frameworks import framework
 from autopar.costmodel.spec.errors import Fault
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, split_text
 
 from . import launch
 from .deepspeed_rules import RULES
@@ -88,7 +88,7 @@ def plan_faults(question: Question) -> Iterator[Fault]:
     if strategy.pipeline_layers:
         required = "its pipeline engine splits layers by itself, evenly where they divide"
         yield Fault(
-            field="pipeline_layers", given=str(strategy.pipeline_layers), required=required, fix="a pipeline that divides the layers"
+            field="pipeline_layers", given=split_text(strategy.pipeline_layers), required=required, fix="a pipeline that divides the layers"
         )
     if strategy.pipeline_parallel_size > 1 and question.model.moe is not None:
         required = "its pipeline engine takes no layers of experts"

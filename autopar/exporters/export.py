@@ -17,7 +17,7 @@ from autopar.search.feasibility import RULES
 
 from . import exporter
 from .exporter import ExportedFile, Exporter
-from .nearest import Nearest, nearest_plan
+from .nearest import Nearest, changed_fields, nearest_plan
 from .question import Question
 from .rule import BrokenRule, inexpressible
 
@@ -77,7 +77,9 @@ def export(plan: Plan, to: str, *, take_nearest: bool = False) -> Export:
     nearest = nearest_plan(target, question, broken)
     if nearest is None or not take_nearest:
         raise _refused(plan, target, question, broken, nearest)
-    return replace(_exported(plan, target, Question.of(problem, nearest.strategy, kept=kept)), replaces=plan.strategy)
+    done = _exported(plan, target, Question.of(problem, nearest.strategy, kept=kept))
+    said = f"in place of the plan's own: {changed_fields(question.strategy, nearest.strategy)}"
+    return replace(done, replaces=plan.strategy, notes=(said, *done.notes))
 
 
 _ANYWHERE = ("world_size", "layer_in_every_stage", "pipeline_layers", "global_batch_divides", "micro_batch_divides", "virtual_stages")
@@ -142,14 +144,15 @@ def _refused(plan: Plan, target: Exporter, question: Question, broken: tuple[Bro
         *(f"  {rule}" for rule in broken),
     ]
     if nearest is None:
-        reasons.append("  no plan for this model and these GPUs is near that it takes")
+        reasons.append("no plan for this model on these GPUs that it takes fits in memory")
     else:
-        planned = format_seconds(plan.estimate.step_time_seconds)
-        reasons.append(
-            f"nearest that it takes: {nearest.strategy.describe()}, {format_seconds(nearest.step_time_seconds)} a step and"
-            f" {format_bytes(nearest.peak_memory_bytes)} under {nearest.framework} (this plan: {planned} under {plan.inputs.framework});"
-            " --nearest writes it"
-        )
+        planned, takes = format_seconds(plan.estimate.step_time_seconds), format_seconds(nearest.step_time_seconds)
+        reasons += [
+            f"nearest that it takes: {nearest.strategy.describe()}",
+            f"  {changed_fields(question.strategy, nearest.strategy)}",
+            f"  {takes} a step and {format_bytes(nearest.peak_memory_bytes)} under {nearest.framework};"
+            f" this plan: {planned} under {plan.inputs.framework}; --nearest writes it",
+        ]
     answer = Refusal(
         framework=target.name,
         version=target.version,

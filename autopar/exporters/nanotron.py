@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from autopar.catalog.frameworks import framework
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.model import Norm, PositionEmbedding
-from autopar.costmodel.spec.strategy import ContextParallelKind, Recompute
+from autopar.costmodel.spec.strategy import ContextParallelKind, Recompute, split_text
 
 from . import launch
 from .exporter import ExportedFile
@@ -96,7 +96,7 @@ def plan_faults(question: Question) -> Iterator[Fault]:
         given = f"{strategy.pipeline_schedule.value} with {strategy.virtual_pipeline_stages} virtual stages"
         yield Fault(field="pipeline_schedule", given=given, required="nanotron runs 1f1b and gpipe (afab)", fix="schedule=1f1b,vpp=1")
     if strategy.pipeline_layers:
-        given = str(strategy.pipeline_layers)
+        given = split_text(strategy.pipeline_layers)
         yield Fault(field="pipeline_layers", given=given, required="nanotron splits layers by their cost itself", fix="an even split")
     if strategy.context_parallel_size > 1 and strategy.context_parallel_kind is not ContextParallelKind.RING:
         given = strategy.context_parallel_kind.value

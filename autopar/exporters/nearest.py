@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.errors import AutoparError
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy, split_text
 from autopar.explanation import neighbours
-from autopar.search import search
+from autopar.search import Constraints, search
 from autopar.search.feasibility import faults
 
 from .exporter import Exporter
@@ -19,6 +19,14 @@ from .rule import INEXPRESSIBLE, BrokenRule
 
 RANKED = 200
 """Strategies of a search under the framework's profile that are tried in turn."""
+PLAINER: tuple[dict[str, int], ...] = (
+    {"pipeline_parallel_size": 1, "num_recompute_layers": 0},
+    {"pipeline_parallel_size": 2, "num_recompute_layers": 0},
+    {"pipeline_parallel_size": 1, "context_parallel_size": 1, "num_recompute_layers": 0},
+    {"pipeline_parallel_size": 2, "context_parallel_size": 1, "num_recompute_layers": 0},
+    {"pipeline_parallel_size": 1, "tensor_parallel_size": 1, "num_recompute_layers": 0},
+)
+"""What is fixed in further searches where none of the fastest is taken: plans that every framework comes near to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +52,30 @@ def nearest_plan(target: Exporter, question: Question, broken: Sequence[BrokenRu
     for strategies in (once, _two_changes(question, once)):
         if (found := _fastest(target, problem, question, strategies)) is not None:
             return found
+    if (found := next(_taken(target, problem, question, _ranked(problem, {})), None)) is not None:
+        return found
+    plainer = (next(_taken(target, problem, question, _ranked(problem, fixed)), None) for fixed in PLAINER)
+    return min((found for found in plainer if found), key=lambda found: found.step_time_seconds, default=None)
+
+
+def _ranked(problem: Problem, fixed: Mapping[str, int]) -> Iterator[Strategy]:
+    """The fastest strategies of the search with some fields fixed."""
     try:
-        ranked = search(problem, top=RANKED).ranked
+        yield from (each.strategy for each in search(problem, Constraints(fixed=fixed), top=RANKED).ranked)
     except AutoparError:
-        return None
-    return next(_taken(target, problem, question, (each.strategy for each in ranked)), None)
+        return
+
+
+def changed_fields(before: Strategy, after: Strategy) -> str:
+    """``context_parallel_kind ring -> all_gather``: every field that two strategies differ in."""
+    pairs = [(f.name, getattr(before, f.name), getattr(after, f.name)) for f in fields(Strategy)]
+    return ", ".join(f"{name} {_said(old)} -> {_said(new)}" for name, old, new in pairs if old != new)
+
+
+def _said(value: object) -> str:
+    if isinstance(value, tuple):
+        return split_text(value) if value else "even"
+    return str(value).lower() if isinstance(value, bool) else str(getattr(value, "value", value))
 
 
 def _is_about_the_question(field: str) -> bool:

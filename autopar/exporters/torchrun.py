@@ -84,10 +84,10 @@ class Slurm(Torchrun):
 
 
 def environment(question: Question) -> dict[str, str]:
-    """The plan's sizes by their names, the allocator's setting, and the connections that tensor parallelism wants."""
+    """The allocator's setting, and the plan's sizes by their names."""
     strategy = question.strategy
     values = {f.name: getattr(strategy, f.name) for f in fields(Strategy) if f.name != "pipeline_layers"}
-    sizes = {f"{_PREFIX}{name.upper()}": str(getattr(value, "value", value)) for name, value in values.items()}
+    sizes = {f"{_PREFIX}{name.upper()}": str(getattr(value, "value", value)).lower() for name, value in values.items()}
     training = {
         f"{_PREFIX}GLOBAL_BATCH_SIZE": str(question.training.global_batch_size),
         f"{_PREFIX}SEQUENCE_LENGTH": str(question.training.sequence_length),

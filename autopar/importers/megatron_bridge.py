@@ -115,7 +115,11 @@ def _imported(keys: Mapping[str, object], recipe: str, launch: Launch) -> Import
     world = launch.world_size or (int(parsed[1]) if parsed else 0)
     found = megatron_lm.imported(settings, replace(launch, world_size=world))
     known = [key for key in left if key not in ("model.pipeline_dtype", "ddp.megatron_fsdp_version")]
-    remarks = [*found.remarks, *([] if base or not recipe else [f"what the recipe {recipe} sets itself is not known: Megatron's defaults"])]
+    remarks = list(found.remarks)
+    if given.get(_LAYOUT) and not {**base, **keys}.get(_LAYOUT):
+        remarks.append(f"layers of stages, which the recipe's code computes, taken as {given[_LAYOUT]}")
+    if recipe and not base:
+        remarks.append(f"what the recipe {recipe} sets itself is not known: Megatron's defaults are taken")
     rules: tuple[FrameworkRule, ...] = (*RULES, *BRIDGE_RULES)
     return replace(
         found,
@@ -136,7 +140,10 @@ _LAYOUT = "model.pipeline_model_parallel_layout"
 
 
 def _laid_out(keys: dict[str, object], model: ModelSpec | None) -> dict[str, object]:
-    """``keys`` with the layout that recipes of 61 layers compute: full stages first, what is left over on the last one."""
+    """``keys`` with the layout that recipes of 61 layers compute: full stages first, what is left over on the last one.
+
+    Where that leaves none for the last stage (such recipes keep the loss alone there), one layer is taken to be on it.
+    """
     sizes = [keys.get(f"model.{name}_size") or 1 for name in ("pipeline_model_parallel", "virtual_pipeline_model_parallel")]
     stages = sizes[0] * sizes[1] if isinstance(sizes[0], int) and isinstance(sizes[1], int) else 1
     said = any(keys.get(key) for key in (_LAYOUT, "model.account_for_loss_in_pipeline_split", "model.num_layers_in_last_pipeline_stage"))
@@ -144,9 +151,12 @@ def _laid_out(keys: dict[str, object], model: ModelSpec | None) -> dict[str, obj
         return keys
     each = -(-model.num_layers // stages)
     rest = model.num_layers - each * (stages - 1)
+    split: tuple[int, ...] = (*((each,) * (stages - 1)), rest)
     if rest < 1:
+        base, spare = divmod(model.num_layers, stages)
+        split = (base, *((base + 1,) * spare), *((base,) * (stages - spare - 1)))
+    if min(split) < 1:
         return keys
-    split = (*((each,) * (stages - 1)), rest)
     return {**keys, _LAYOUT: layout_string(split, mtp_layers=model.mtp_layers)}
 
 

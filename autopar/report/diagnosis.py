@@ -78,9 +78,9 @@ def _gains(title: str, gains: Sequence[Gain], found: Diagnosis) -> RenderableTyp
     measured = found.measured_step_time_seconds is not None
     table = wrapped_table(f"{title}, the best first", "change", "step" if measured else "estimate", "saves", "memory")
     for gain in gains:
-        saves = f"{gain.saved_share:.1%}" if found.estimate is not None and not found.refused_by else "-"
+        saves = f"{gain.saved_share:.1%}" if found.estimate is not None else "-"
         table.add_row(gain.change.change, format_seconds(gain.expected_seconds), saves, format_bytes(gain.change.peak_memory_bytes))
-    if measured and not found.refused_by:
+    if measured and found.estimate is not None:
         table.caption = "step: the measured one, changed as the estimates change"
         table.caption_justify = "left"
     return table
