@@ -121,12 +121,12 @@ def _shard(
     dropout: LayoutFreeDropout,
 ) -> set[nn.Module]:
     """Split the stages over the tensor axis and make them recompute; the blocks that do."""
-    blocks: list[nn.Module] = []
+    blocks: dict[int, list[nn.Module]] = {}
     for stage in stages:
         store_parameters(stage, types)
         if strategy.tensor_parallel_size > 1:
             tensor_parallelize(stage.model, structure, mesh.tensor, sequence_parallel=strategy.sequence_parallel)
-        blocks += stage.model.get_submodule(structure.blocks).children()
+        blocks[stage.span.model_stage] = list(stage.model.get_submodule(structure.blocks).children())
         if not shards(strategy, types):
             _move(stage, mesh.device)
     return apply_recompute(blocks, strategy, dropout.recompute_contexts)

@@ -125,13 +125,13 @@ class _Builder:
         layers = layers_of_stages(self.strategy, self.structure.num_blocks)
         stages = cut_stages(model, self.structure, stage_spans(self.schedule, layers, self.mesh.coordinate("pp")))
         dropout = LayoutFreeDropout([stage.model for stage in stages], seed=0)
-        blocks: list[nn.Module] = []
+        blocks: dict[int, list[nn.Module]] = {}
         for stage in stages:
             store_parameters(stage, stored)
             if self.strategy.tensor_parallel_size > 1:
                 sequence = self.strategy.sequence_parallel
                 tensor_parallelize(stage.model, self.structure, self.mesh.tensor, sequence_parallel=sequence)
-            blocks += stage.model.get_submodule(self.structure.blocks).children()
+            blocks[stage.span.model_stage] = list(stage.model.get_submodule(self.structure.blocks).children())
         apply_recompute(blocks, self.strategy, dropout.recompute_contexts)
         return stages
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,13 +25,20 @@ _EAGER_ATTENTION = "eager_attention_forward"
 """The function that a Hugging Face model's attention calls where its kernel is not fused."""
 
 
-def apply_recompute(blocks: Sequence[nn.Module], strategy: Strategy, contexts: Contexts) -> set[nn.Module]:
-    """Make the blocks of one pipeline rank, in model order, recompute as ``strategy`` says, in place; those that do.
+def apply_recompute(stages: Mapping[int, Sequence[nn.Module]], strategy: Strategy, contexts: Contexts) -> set[nn.Module]:
+    """Make the blocks of one pipeline rank recompute as ``strategy`` says, in place; those that do.
 
-    ``full`` takes the first ``num_recompute_layers`` of them, 0 for all.
+    ``full`` takes the first ``num_recompute_layers`` of them, 0 for all, or of each stage the first that ``stage_recompute_layers`` counts.
+
+    Args:
+        stages: the blocks of each of the rank's stages, by its place in the model.
     """
+    blocks = [block for place in sorted(stages) for block in stages[place]]
     if strategy.recompute is Recompute.FULL:
         recomputed = blocks[: strategy.num_recompute_layers or None]
+        if strategy.stage_recompute_layers:
+            counts = strategy.stage_recompute_layers
+            recomputed = [block for place in sorted(stages) for block in stages[place][: counts[place]]]
         for block in recomputed:
             _recompute_block(block, contexts)
         return set(recomputed)

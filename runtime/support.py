@@ -64,6 +64,10 @@ def _axes(strategy: Strategy) -> list[Fault]:
         if given > 1:
             axis = field.removesuffix("_size").replace("_", " ")
             faults.append(Fault(field=field, given=str(given), required=f"this runtime has no {axis}", fix=f"use {field}=1"))
+    counts = strategy.stage_recompute_layers
+    if counts and len(counts) != strategy.num_virtual_stages:
+        required = f"one entry for each of the {strategy.num_virtual_stages} virtual stages"
+        faults.append(Fault(field="stage_recompute_layers", given=split_text(counts), required=required))
     if strategy.sequence_parallel and strategy.tensor_parallel_size == 1:
         required = "sequence parallelism runs on the tensor-parallel group"
         faults.append(Fault(field="sequence_parallel", given="True", required=required, fix="use False, or tensor_parallel_size=2"))

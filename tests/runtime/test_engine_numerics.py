@@ -73,6 +73,7 @@ def test_recomputation_under_pipelines_and_shards() -> None:
             plan(dp=2, mbs=2, zero=2, recompute=Recompute.SELECTIVE),
             plan(pp=2, mbs=2, recompute=full, num_recompute_layers=1),
             plan(pp=2, vpp=2, mbs=2, schedule=INTERLEAVED, recompute=full, num_recompute_layers=1),
+            plan(pp=2, mbs=2, pipeline_layers=(3, 1), recompute=full, stage_recompute_layers=(2, 0)),
             plan(pp=2, mbs=2, schedule=ZERO_BUBBLE, recompute=full),
             plan(pp=2, vpp=2, mbs=2, schedule=ZERO_BUBBLE, recompute=full, num_recompute_layers=1),
         ],

@@ -58,7 +58,7 @@ def test_selective_keeps_no_attention_scores_and_everything_else() -> None:
     model = eager_llama()
     before = kept(model)
     assert scores(before) >= 2
-    done = apply_recompute(list(model.model.layers), Strategy(recompute=Recompute.SELECTIVE), plain)
+    done = apply_recompute({0: list(model.model.layers)}, Strategy(recompute=Recompute.SELECTIVE), plain)
     after = kept(model)
     assert len(done) == 2
     assert scores(after) == 0
@@ -67,25 +67,39 @@ def test_selective_keeps_no_attention_scores_and_everything_else() -> None:
 
 def test_selective_leaves_other_models_of_the_family_as_they_are() -> None:
     model, other = eager_llama(), eager_llama()
-    apply_recompute(list(model.model.layers), Strategy(recompute=Recompute.SELECTIVE), plain)
+    apply_recompute({0: list(model.model.layers)}, Strategy(recompute=Recompute.SELECTIVE), plain)
     assert scores(kept(other)) >= 2
 
 
 def test_selective_has_nothing_to_do_where_attention_is_fused() -> None:
     model = small_gpt()
-    assert apply_recompute(list(model.blocks), Strategy(recompute=Recompute.SELECTIVE), plain) == set()
+    assert apply_recompute({0: list(model.blocks)}, Strategy(recompute=Recompute.SELECTIVE), plain) == set()
 
 
 @pytest.mark.parametrize(("asked", "recomputed"), [(0, 4), (1, 1), (3, 3), (9, 4)])
 def test_full_keeps_the_input_of_so_many_blocks(asked: int, recomputed: int) -> None:
     model = small_gpt()
     whole = len(kept(copy.deepcopy(model)))
-    done = apply_recompute(list(model.blocks), Strategy(recompute=Recompute.FULL, num_recompute_layers=asked), plain)
+    done = apply_recompute({0: list(model.blocks)}, Strategy(recompute=Recompute.FULL, num_recompute_layers=asked), plain)
     assert done == set(model.blocks[:recomputed])
     left = len(kept(model))
     assert left < whole
     per_block = len(kept(copy.deepcopy(small_gpt(num_layers=2)))) - len(kept(copy.deepcopy(small_gpt(num_layers=1))))
     assert whole - left >= recomputed * (per_block - 3)
+
+
+def test_each_stage_recomputes_as_many_blocks_as_it_is_told() -> None:
+    model = small_gpt()
+    first, second = list(model.blocks[:1]), list(model.blocks[1:4])
+    strategy = Strategy(
+        pipeline_parallel_size=2,
+        virtual_pipeline_stages=2,
+        pipeline_schedule=PipelineSchedule.INTERLEAVED,
+        pipeline_layers=(1, 1, 3, 1),
+        recompute=Recompute.FULL,
+        stage_recompute_layers=(0, 1, 2, 0),
+    )
+    assert apply_recompute({2: second, 0: first}, strategy, plain) == set(second[:2])
 
 
 def test_selective_trains_as_one_process_does() -> None:
