@@ -100,6 +100,11 @@ def imported(settings: Settings, launch: Launch) -> Imported:
     )
     fields = strategy_fields(settings, num_layers=model.num_layers)
     instances = integer(settings, "num-distributed-optimizer-instances", 1)
+    remarks = _remarks(settings, instances)
+    split = fields["strategy.pipeline_layers"]
+    if isinstance(split, tuple) and 0 in split:
+        fields["strategy.pipeline_layers"] = without_empty_stages([int(count) for count in split])
+        remarks.append("a stage without decoder layers (embedding or loss alone) is estimated with one of its neighbour's")
     return Imported(
         name="megatron-lm",
         framework="megatron-fsdp" if uses_fsdp(settings) else "megatron-core",
@@ -110,8 +115,18 @@ def imported(settings: Settings, launch: Launch) -> Imported:
         world_size=launch.world_size,
         gpus_per_node=launch.gpus_per_node,
         shard_copies=max(1, instances),
-        remarks=tuple(_remarks(settings, instances)),
+        remarks=tuple(remarks),
     )
+
+
+def without_empty_stages(layers: list[int]) -> tuple[int, ...]:
+    """``layers`` with one layer moved to each stage that has none, from the nearest stage that has several."""
+    for stage, count in enumerate(layers):
+        givers = [other for other, held in enumerate(layers) if held > 1]
+        if count == 0 and givers:
+            layers[min(givers, key=lambda other, stage=stage: abs(other - stage))] -= 1  # type: ignore[misc]
+            layers[stage] = 1
+    return tuple(layers)
 
 
 def _remarks(settings: Settings, instances: int) -> list[str]:

@@ -10,6 +10,7 @@ from autopar.catalog.models import model as model_named
 from autopar.catalog.models import model_names
 from autopar.exporters.megatron_model import layer_pattern, model_faults, model_from_settings, model_settings, parse_pattern
 from autopar.importers.complete import catalog_match
+from autopar.importers.megatron_lm import without_empty_stages
 
 ASIDE = {"name", "source", "default_sequence_length", "default_global_batch_size", "max_position_embeddings", "position_embedding_rows",
          "qk_norm_per_head", "sliding_window"}  # fmt: skip
@@ -36,6 +37,12 @@ def test_shapes_come_back_or_the_model_is_refused(name: str) -> None:
 
 def test_most_models_of_the_catalog_are_megatrons() -> None:
     assert sum(not list(model_faults(model_named(name))) for name in model_names()) > 100
+
+
+def test_a_stage_with_the_loss_alone_is_estimated_with_a_layer() -> None:
+    assert without_empty_stages([1, 2, 2, 0]) == (1, 2, 1, 1)
+    assert without_empty_stages([0, 3, 0]) == (1, 1, 1)
+    assert without_empty_stages([2, 2]) == (2, 2)
 
 
 @pytest.mark.parametrize(("given", "places"), [("1", range(6)), ("2", (0, 2, 4)), ("([0]*2+[1]*4)", (2, 3, 4, 5)), ("[0,1]*3", (1, 3, 5))])
