@@ -82,8 +82,8 @@ def most_stages(problem: Problem) -> int:
 def _explain_layer_split(problem: Problem, strategy: Strategy) -> Fault:
     split, stages, layers = strategy.pipeline_layers, strategy.num_virtual_stages, problem.model.num_layers
     required = f"must be {stages} entries of at least 1 that sum to num_layers={layers}; these are {len(split)} and sum to {sum(split)}"
-    fix = f"for example {','.join(map(str, balanced_layers(layers, stages)))}" if stages <= most_stages(problem) else ""
-    return Fault(field="pipeline_layers", given=",".join(map(str, split)), required=required, fix=fix)
+    fix = f"for example {split_text(balanced_layers(layers, stages))}" if stages <= most_stages(problem) else ""
+    return Fault(field="pipeline_layers", given=split_text(split), required=required, fix=fix)
 
 
 # -- schedule -----------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def export(plan: Plan, to: str, *, take_nearest: bool = False) -> Export:
     problem = problem_of(plan)
     kept = plan.inputs.kept_settings if plan.inputs.imported_from == target.name else ()
     question = Question.of(problem, plan.strategy, kept=kept)
-    broken = inexpressible(unsound(question)) or target.broken_rules(question)
+    broken = inexpressible(unsound(replace(question, problem=under_profile(target, question)))) or target.broken_rules(question)
     if not broken:
         return _exported(plan, target, question)
     nearest = nearest_plan(target, question, broken)

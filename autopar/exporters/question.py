@@ -10,7 +10,7 @@ from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.pipeline_shape import PipelineShape
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.schedule import stage_holders
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import EMPTY_ENDS, ContextParallelKind, PipelineSchedule, Recompute, Strategy
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.cluster import ClusterSpec
@@ -74,7 +74,7 @@ def stage_layers(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
     split = strategy.pipeline_layers
     if split and (sum(split) != problem.model.num_layers or len(split) != strategy.num_virtual_stages):
         return split
-    if strategy.num_virtual_stages > problem.model.num_layers or len(_holders(strategy)) != strategy.num_virtual_stages:
+    if strategy.num_virtual_stages > problem.model.num_layers + EMPTY_ENDS or len(_holders(strategy)) != strategy.num_virtual_stages:
         return ()
     shape = PipelineShape.of(Inputs.of(problem), StrategyColumns.of([strategy]))
     return tuple(int(count) for count in shape.dense_layers + shape.moe_layers)

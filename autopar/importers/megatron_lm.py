@@ -102,9 +102,9 @@ def imported(settings: Settings, launch: Launch) -> Imported:
     instances = integer(settings, "num-distributed-optimizer-instances", 1)
     remarks = _remarks(settings, instances)
     split = fields["strategy.pipeline_layers"]
-    if isinstance(split, tuple) and 0 in split:
+    if isinstance(split, tuple) and 0 in split[1:-1]:
         fields["strategy.pipeline_layers"] = without_empty_stages([int(count) for count in split])
-        remarks.append("a stage without decoder layers (embedding or loss alone) is estimated with one of its neighbour's")
+        remarks.append("a stage between the ends that has no decoder layers is estimated with one of its neighbour's")
     return Imported(
         name="megatron-lm",
         framework="megatron-fsdp" if uses_fsdp(settings) else "megatron-core",

@@ -271,7 +271,7 @@ def test_thirty_layers_on_four_stages_lose_none(make_problem: Any, dense: Any) -
     assert feasibility.faults(problem, uneven) == ()
     text = _one(problem, replace(uneven, pipeline_layers=(7, 7, 7, 7)), "pipeline_layers")
     assert "sum to 28" in text
-    assert "for example 7,8,8,7" in text
+    assert "for example 7,8*2,7" in text
 
 
 def test_the_embedding_and_the_head_may_stand_alone_where_the_framework_counts_them(make_problem: Any, dense: Any) -> None:
