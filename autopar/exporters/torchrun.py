@@ -83,10 +83,13 @@ class Slurm(Torchrun):
         return (ExportedFile(path="job.sbatch", text="\n".join([first, *directives, rest]), executable=True), ranks_file(question))
 
 
+_LISTS = ("pipeline_layers", "stage_recompute_layers")
+
+
 def environment(question: Question) -> dict[str, str]:
     """The allocator's setting, and the plan's sizes by their names."""
     strategy = question.strategy
-    values = {f.name: getattr(strategy, f.name) for f in fields(Strategy) if f.name != "pipeline_layers"}
+    values = {f.name: getattr(strategy, f.name) for f in fields(Strategy) if f.name not in _LISTS}
     sizes = {f"{_PREFIX}{name.upper()}": str(getattr(value, "value", value)).lower() for name, value in values.items()}
     training = {
         f"{_PREFIX}GLOBAL_BATCH_SIZE": str(question.training.global_batch_size),
@@ -94,6 +97,8 @@ def environment(question: Question) -> dict[str, str]:
         f"{_PREFIX}NUM_MICROBATCHES": str(question.num_microbatches),
         f"{_PREFIX}PIPELINE_LAYERS": ",".join(map(str, question.layers)),
     }
+    if strategy.stage_recompute_layers:
+        training[f"{_PREFIX}STAGE_RECOMPUTE_LAYERS"] = ",".join(map(str, strategy.stage_recompute_layers))
     return {**launch.ALLOCATOR, **sizes, **training}
 
 
