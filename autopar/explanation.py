@@ -13,11 +13,10 @@ from autopar.against import AgainstBest, against_best
 from autopar.costmodel.spec.errors import AutoparError, Fault
 from autopar.costmodel.spec.estimate import Estimate
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
+from autopar.doubtful import Doubt
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
-    from autopar.costmodel.spec.estimate import Estimate
-    from autopar.doubtful import Doubt
 
 EXPLANATION_SCHEMA_VERSION = "1.1"
 WORTHWHILE = 0.002

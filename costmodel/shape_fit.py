@@ -25,7 +25,7 @@ DEFAULT_SPREAD = 0.25
 """Deviation of a kernel's time from the curve where nothing was measured, in logs: the mean error of unfitted devices."""
 SAME = 1e-6
 """Log2 distance below which two shapes are one."""
-SUBDIVISIONS = 8
+SUBDIVISIONS = 32
 """Parts of the way between two sizes on which the curve's own bend is taken out, so that times between them lie on one line."""
 
 

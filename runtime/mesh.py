@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import debug
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError
 from autopar.costmodel.spec.layout import RankLayout
@@ -106,8 +107,19 @@ def build_mesh(strategy: Strategy, device: torch.device) -> ParallelMesh:
     faults = [*world_faults(strategy), *shard_faults(strategy)]
     if faults:
         raise InvalidInputError(faults)
+    _forget_earlier_meshes()
     shape = (layout.pp, layout.dp // shard, shard, layout.cp, layout.tp)
     return ParallelMesh(layout=layout, device_mesh=init_device_mesh(device.type, shape, mesh_dim_names=AXES), device=device)
+
+
+def _forget_earlier_meshes() -> None:
+    """torch caches the layouts of results by the equality of meshes, and would hand back one whose groups have ended.
+
+    It happens where a process has been in another job before: a dry run, then training.
+    """
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
 
 
 def world_faults(strategy: Strategy) -> list[Fault]:

@@ -11,6 +11,8 @@ from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
 
 MINUTE, HOUR, DAY, WEEK, YEAR = 60.0, 3600.0, 86_400.0, 604_800.0, 31_557_600.0
 _DURATIONS = {
+    "us": 1e-6,
+    "ms": 1e-3,
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
     **dict.fromkeys(("min", "mins", "minute", "minutes"), MINUTE),
     **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), HOUR),

@@ -9,7 +9,6 @@ import pytest
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.strategy import Recompute, Strategy
-from autopar.costmodel.spec.units import parse_seconds
 from autopar.diagnosis import diagnose
 from autopar.request import build_problem
 from autopar.search.feasibility import faults
@@ -74,8 +73,3 @@ def test_a_refused_strategy_is_told_what_would_run() -> None:
     assert found.refused_by
     assert found.estimate is None
     assert found.one_change
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("14.2s", 14.2), ("850ms", 0.85), ("2", 2.0), (" 1.5 min ", 90.0), ("1e3", 1000.0)])
-def test_times_are_read(text: str, seconds: float) -> None:
-    assert parse_seconds(text) == pytest.approx(seconds)

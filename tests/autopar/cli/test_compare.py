@@ -27,7 +27,6 @@ def test_files_side_by_side(autopar, plans: tuple[Path, Path]) -> None:
     outcome = autopar("compare", *plans)
     assert (outcome.code, outcome.err) == (0, "")
     for part in (
-        "old.json",
         "side by side",
         "what differs",
         "where the time moved (of a step)",
@@ -35,6 +34,7 @@ def test_files_side_by_side(autopar, plans: tuple[Path, Path]) -> None:
         "A is the fastest",
     ):
         assert part in outcome.out
+    assert "old.json" in "".join(outcome.out.split())  # a long path is folded
     assert max(map(len, outcome.out.splitlines())) <= 100
     assert "cost" not in outcome.out
 

@@ -25,7 +25,7 @@ from autopar.io.quantities import (
     ("text", "seconds"),
     [
         ("30d", 30 * DAY), ("30 days", 30 * DAY), ("12h", 12 * HOUR), ("45min", 2700), ("90 s", 90), ("2 weeks", 14 * DAY),
-        ("1,000 h", 3.6e6), ("1.5e2 s", 150), (60, 60), (0.5, 0.5), ("1 year", 31_557_600),
+        ("1,000 h", 3.6e6), ("1.5e2 s", 150), (60, 60), (0.5, 0.5), ("1 year", 31_557_600), ("850ms", 0.85),
     ],
 )  # fmt: skip
 def test_durations(text: str | float, seconds: float) -> None:
