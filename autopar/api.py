@@ -273,14 +273,17 @@ def compare(
     from autopar.comparison import compare as side_by_side
 
     faults: list[Fault] = []
-    asked = [one for each in plans if (one := gather(faults, lambda given=each: _named_plan(given))) is not None]  # type: ignore[misc]
+    plans = list(plans)
+    names = [Path(each).name for each in plans if isinstance(each, str | Path)]
+    short = len(set(names)) == len(names)  # files are told by their names alone where those differ
+    asked = [one for each in plans if (one := gather(faults, lambda given=each: _named_plan(given, short))) is not None]  # type: ignore[misc]
     raise_if(faults)
     given = () if price_per_gpu_hour is None else price_per_gpu_hour
     per_hour = (float(given),) if isinstance(given, int | float) else tuple(given)
     return side_by_side(_candidates(asked), Prices(per_gpu_hour=per_hour, tokens=tokens))
 
 
-def _named_plan(given: str | Path | Plan | tuple[Problem, Strategy]) -> tuple[str, Problem, Strategy, Plan | None]:
+def _named_plan(given: str | Path | Plan | tuple[Problem, Strategy], short: bool) -> tuple[str, Problem, Strategy, Plan | None]:
     """Name, problem and strategy of one of the plans to compare, and the plan that they come from.
 
     Raises:
@@ -295,7 +298,7 @@ def _named_plan(given: str | Path | Plan | tuple[Problem, Strategy]) -> tuple[st
     except InvalidInputError as error:
         named = (fault if fault.field == "plan" else replace(fault, field=f"{given}: {fault.field}") for fault in error.faults)
         raise InvalidInputError(tuple(named)) from None
-    return str(given), problem_of(plan), plan.strategy, plan
+    return Path(given).name if short else str(given), problem_of(plan), plan.strategy, plan
 
 
 def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> tuple[Candidate, ...]:
