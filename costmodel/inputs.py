@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from .columns import Floats, stack
-from .compute import DeviceColumns
+from .compute import CPU_ARCHITECTURE, DeviceColumns
 from .measured import Uses
 from .measurements import Measurements
 from .model_columns import ModelColumns
@@ -129,17 +129,25 @@ class FrameworkColumns:
 
     @classmethod
     def of(
-        cls, framework: ExecutionProfile, *, memory_reserve_bytes: float | None = None, flash_attention: bool = True
+        cls,
+        framework: ExecutionProfile,
+        *,
+        memory_reserve_bytes: float | None = None,
+        flash_attention: bool = True,
+        sends_while_computing: bool = True,
     ) -> FrameworkColumns:
         """The columns of ``framework``, with the reserve the user asked for in place of its own.
 
-        Without ``flash_attention`` on the device, attention is unfused whatever the framework would run elsewhere.
+        Without ``flash_attention`` on the device, attention is unfused whatever the framework would run elsewhere. A device that does
+        not send while it computes overlaps nothing: a processor's cores do both.
         """
         columns = {f.name: np.asarray(getattr(framework, f.name), dtype=np.float64) for f in fields(cls)}
         if memory_reserve_bytes is not None:
             columns["memory_reserve_bytes"] = np.asarray(memory_reserve_bytes, dtype=np.float64)
         if not flash_attention:
             columns["fused_attention"] = np.zeros_like(columns["fused_attention"])
+        if not sends_while_computing:
+            columns |= {name: np.zeros_like(values) for name, values in columns.items() if "_overlap" in name}
         return cls(**columns)
 
 
@@ -182,6 +190,7 @@ class Inputs:
                 problem.framework,
                 memory_reserve_bytes=problem.memory_reserve_bytes,
                 flash_attention=has_flash_attention(cluster.device),
+                sends_while_computing=cluster.device.architecture.lower() != CPU_ARCHITECTURE,
             ),
             num_gpus=np.asarray(cluster.num_gpus, dtype=np.float64),
             gpus_per_node=np.asarray(cluster.gpus_per_node, dtype=np.float64),

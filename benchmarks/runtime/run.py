@@ -21,6 +21,7 @@ if str(ROOT) not in sys.path:
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS, STEPS_PER_TURN = 10, 2
+PARTS = ("loop", "overhead")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     RESULTS.mkdir(exist_ok=True)
     if options.profile is None and not options.no_profile:
         options.profile = _profile(options.budget)
-    for part in options.parts:
+    for part in options.parts or PARTS:
         failed = _launch(part, options)
         if failed:
             return failed
@@ -41,13 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[[], "loop", "overhead"], default=["loop", "overhead"], help="what to measure")
+    parser.add_argument("parts", nargs="*", type=_part, metavar="PART", help=f"what to measure: {' or '.join(PARTS)} (default: both)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each (default {ROUNDS})")
     parser.add_argument("--profile", type=Path, help="a profile of this machine (default: measure one)")
     parser.add_argument("--no-profile", action="store_true", help="plan with the catalog's constants of a CPU")
     parser.add_argument("--budget", default="90s", help="time for the profile (default 90s)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     return parser.parse_args(arguments)
+
+
+def _part(text: str) -> str:
+    """One of :data:`PARTS`: argparse's own choices refuse an empty list on Python 3.11."""
+    if text not in PARTS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(PARTS)}")
+    return text
 
 
 def _profile(budget: str) -> Path | None:

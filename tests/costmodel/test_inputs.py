@@ -72,3 +72,15 @@ def test_stacked_rows_are_the_problems() -> None:
     for row, asked in enumerate(problems):
         (mine,) = (gather(stacked, np.array([row])),)
         assert same(mine, Inputs.stacked([asked]))
+
+
+def test_a_processor_overlaps_nothing() -> None:
+    """Its cores send what they have computed."""
+    profile = framework("megatron-core")
+    overlaps = [f.name for f in fields(FrameworkColumns) if "_overlap" in f.name]
+    assert len(overlaps) >= 8
+    elsewhere = FrameworkColumns.of(profile)
+    assert any(float(getattr(elsewhere, name)) > 0 for name in overlaps)
+    alone = FrameworkColumns.of(profile, sends_while_computing=False)
+    assert all(float(getattr(alone, name)) == 0 for name in overlaps)
+    assert float(alone.loss_passes) == float(elsewhere.loss_passes)
