@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from autopar.accuracy.record import Measured
-from autopar.catalog.cpu import CPU
+from autopar.catalog.cpu import CPU, kind_of
 from autopar.costmodel.spec.errors import UnavailableError, raise_if
 from autopar.run_result import RunOptions, RunResult
 from autopar.runtime.agreement import rank_and_size
@@ -41,7 +41,7 @@ def train(plan: Plan, options: RunOptions, progress: Progress | None = None) -> 
         UnavailableError: hardware or a package that is needed is absent.
         TrainingFailedError: out of memory, or the loss is no number.
     """
-    device = choose_device(options.device, plan.inputs.cluster.device.id)
+    device = choose_device(options.device, kind_of(plan.inputs.cluster.device))
     join_job(device, options.timeout_seconds)
     built = model_of(plan, options.model)
     raise_if(plan_faults(plan, built.spec if options.model else plan.inputs.model, rank_and_size()[1], None))
@@ -127,7 +127,7 @@ def _result(
     plan: Plan, options: RunOptions, built: BuiltModel, device: torch.device, measurement: Measurement, first: int, losses: list[float]
 ) -> RunResult:
     estimate, name = plan.estimate, device_id(device)
-    same = name == plan.inputs.cluster.device.id
+    same = name == kind_of(plan.inputs.cluster.device)
     notes = list(built.notes)
     if not same:
         notes.append(f"the plan is for {plan.inputs.cluster.device.id}; times and memory here are of {name}, and MFU is not given")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import torch
 from torch import nn
 
-from autopar.catalog.cpu import CPU, cpu_cluster
+from autopar.catalog.cpu import CPU, cpu_cluster, kind_of
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnavailableError, raise_if
 from autopar.costmodel.spec.plan import Plan
 from autopar.plan_choice import choose, strategies
@@ -225,11 +225,14 @@ def choose_device(device: str | torch.device | None, planned_for: str | None) ->
 
 def _cluster_kind(plan: Plan | None, cluster: ClusterSpec | str | Path | None) -> str | None:
     if plan is not None:
-        return plan.inputs.cluster.device.id
+        return kind_of(plan.inputs.cluster.device)
     if cluster is None:
         return None
-    device = getattr(cluster, "device", None)
-    return device.id if device is not None else str(cluster)
+    if isinstance(cluster, str | Path):
+        from autopar.request import resolve_cluster
+
+        cluster = resolve_cluster(cluster, int(os.environ.get("WORLD_SIZE", "1")), None, [])
+    return kind_of(cluster.device)
 
 
 def _cluster(cluster: ClusterSpec | str | Path | None, device: torch.device, world_size: int) -> ClusterSpec:

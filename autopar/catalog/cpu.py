@@ -20,6 +20,11 @@ MEMORY_BYTES_PER_RANK = 8 * 2**30
 """Where the machine does not say."""
 
 
+def kind_of(device: DeviceSpec) -> str:
+    """Its id; of every processor, measured or not, :data:`CPU`."""
+    return CPU if device.architecture.lower() == CPU else device.id
+
+
 def cpu_cluster(num_ranks: int, *, cores: int | None = None, memory_bytes: int | None = None) -> ClusterSpec:
     """``num_ranks`` ranks on the cores of one machine, over gloo's loopback.
 

@@ -258,12 +258,12 @@ def _require_machine(plan: Plan, device: str | None) -> None:
     Raises:
         UnavailableError: too few GPUs, or far too few cores.
     """
-    from autopar.catalog.cpu import CPU
+    from autopar.catalog.cpu import CPU, kind_of
     from autopar.costmodel.spec.errors import UnavailableError
 
     from .doctor import visible_gpus
 
-    ranks, planned = plan.strategy.world_size, plan.inputs.cluster.device.id
+    ranks, planned = plan.strategy.world_size, kind_of(plan.inputs.cluster.device)
     if device == "cpu" or (device is None and planned == CPU):
         cores = os.cpu_count() or 1
         if ranks > cores * RANKS_PER_CORE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,15 @@ import torch
 
 import autopar
 from autopar.api import write_plan
-from autopar.catalog.cpu import cpu_cluster
+from autopar.catalog.cpu import cpu_cluster, kind_of
+from autopar.catalog.hardware import device
 from autopar.costmodel.spec.errors import InvalidInputError, NoPlanError, UnavailableError
 from autopar.costmodel.spec.plan import Plan
 from autopar.runtime.checkpoint import newest
 from autopar.runtime.failures import TrainingFailedError
 from autopar.runtime.reference_gpt import ReferenceGPT, ReferenceGPTConfig
 from autopar.torch_models import spec_of
+from autopar.training import choose_device
 from tests.runtime.processes import run_ranks
 
 CONFIG = ReferenceGPTConfig(num_layers=4, tied_embeddings=True)
@@ -184,3 +187,11 @@ def test_measured_steps() -> None:
         assert measurement.mfu(1e9, 1e9) == pytest.approx(0.5 / measurement.step_time_seconds)
 
     run_ranks(2, train)
+
+
+def test_a_measured_processor_is_a_processor_under_any_name() -> None:
+    measured = cpu_cluster(2)
+    measured = replace(measured, device=replace(measured.device, id="cpu-some-maker-1t"))
+    assert kind_of(measured.device) == "cpu"
+    assert choose_device(None, kind_of(measured.device)) == torch.device("cpu")
+    assert kind_of(device("h100-sxm5-80gb")) == "h100-sxm5-80gb"
