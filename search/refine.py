@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from autopar.costmodel.step import evaluate
 
 from . import partition_cp_sat
 from .feasibility import faults
-from .partition import Partition, filled, pareto_partitions, placed, segments, segments_alike
+from .partition import SAME, Partition, filled, pareto_partitions, placed, segments, segments_alike
 from .progress import Progress, Watch
 from .relaxation import relaxed_slowest_seconds
 from .space import Space
@@ -159,13 +158,25 @@ def _is_exact(budget: StageBudget) -> bool:
 def _partitions(space: Space, budget: StageBudget) -> Iterator[Partition]:
     """Placements worth asking the cost model about: with every share of recomputation where it is the same for all stages."""
     for asked in _asked(space, budget):
-        if budget.num_stages > budget.num_holders:
-            found = filled(budget, asked)
-            yield from [found] if found else []
-        elif asked is None:
+        if asked is None and budget.num_stages == budget.num_holders:
             yield from pareto_partitions(budget, segments(budget))
-        else:  # with the same share everywhere the sum of the stages is the same for all splits
-            yield from islice(pareto_partitions(budget, segments_alike(budget, asked)), 1)
+            continue
+        found = _placed_alike(budget, asked)
+        if found is None:
+            continue
+        yield found
+        roomy = _placed_alike(replace(budget, capacity_bytes=np.inf), asked)
+        if roomy is not None and found.slowest_seconds <= roomy.slowest_seconds * (1 + SAME):
+            return  # memory does not bind: recomputing more only adds work
+
+
+def _placed_alike(budget: StageBudget, asked: int | None) -> Partition | None:
+    """The placement with the least busy rank, ``asked`` layers recomputed on each; None where nothing fits."""
+    if budget.num_stages > budget.num_holders:
+        return filled(budget, asked)
+    assert asked is not None, "with one stage a rank, each stage's own recomputation is the Pareto front's"
+    # with the same share everywhere the sum of the stages is the same for all splits
+    return next(pareto_partitions(budget, segments_alike(budget, asked)), None)
 
 
 def _asked(space: Space, budget: StageBudget) -> list[int | None]:
