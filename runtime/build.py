@@ -100,7 +100,10 @@ def parallelise(
     layers = layers_of_stages(strategy, structure.num_blocks)
     stages = cut_stages(model, structure, stage_spans(schedule, layers, mesh.coordinate("pp")))
     dropout = LayoutFreeDropout([stage.model for stage in stages], seed=options.seed)
-    recomputed = _shard(stages, structure, mesh, strategy, types, dropout)
+    recomputed = shape_stages(stages, structure, mesh, strategy, types, dropout)
+    if not shards(strategy, types):
+        for stage in stages:
+            _move(stage, device)
     syncs = [data_parallelize(stage, structure, mesh, strategy, types) for stage in stages]
     weights.give_to([stage.model for stage in stages], device=device)
     runners = {}
@@ -112,7 +115,7 @@ def parallelise(
     return ParallelModel(mesh=mesh, structure=structure, schedule=schedule, layers=layers, runners=runners, dropout=dropout, types=types)
 
 
-def _shard(
+def shape_stages(
     stages: tuple[PipelineStage, ...],
     structure: ModelStructure,
     mesh: ParallelMesh,
@@ -120,15 +123,13 @@ def _shard(
     types: TensorTypes,
     dropout: LayoutFreeDropout,
 ) -> set[nn.Module]:
-    """Split the stages over the tensor axis and make them recompute; the blocks that do."""
+    """Give the stages' parameters their type, split them over the tensor axis and make them recompute; the blocks that do."""
     blocks: dict[int, list[nn.Module]] = {}
     for stage in stages:
         store_parameters(stage, types)
         if strategy.tensor_parallel_size > 1:
             tensor_parallelize(stage.model, structure, mesh.tensor, sequence_parallel=strategy.sequence_parallel)
         blocks[stage.span.model_stage] = list(stage.model.get_submodule(structure.blocks).children())
-        if not shards(strategy, types):
-            _move(stage, mesh.device)
     return apply_recompute(blocks, strategy, dropout.recompute_contexts)
 
 

@@ -26,17 +26,16 @@ from autopar.costmodel.spec.schedule import ActionKind, Schedule, build_schedule
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.training import Precision
 
+from .build import shape_stages
 from .data_parallel import data_parallelize, shards
 from .loss import build_loss
 from .mesh import ParallelMesh, build_mesh
 from .pipeline.absent import Boundary, PassedBlock
 from .pipeline.stage import PipelineStage, cut_stages, layers_of_stages, stage_spans
-from .precision import TensorTypes, store_parameters, tensor_types
+from .precision import TensorTypes, tensor_types
 from .random.dropout import LayoutFreeDropout
-from .recompute import apply_recompute
 from .structure import ModelStructure, read_structure
 from .support import training_faults
-from .tensor import tensor_parallelize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +124,7 @@ class _Builder:
         layers = layers_of_stages(self.strategy, self.structure.num_blocks)
         stages = cut_stages(model, self.structure, stage_spans(self.schedule, layers, self.mesh.coordinate("pp")))
         dropout = LayoutFreeDropout([stage.model for stage in stages], seed=0)
-        blocks: dict[int, list[nn.Module]] = {}
-        for stage in stages:
-            store_parameters(stage, stored)
-            if self.strategy.tensor_parallel_size > 1:
-                sequence = self.strategy.sequence_parallel
-                tensor_parallelize(stage.model, self.structure, self.mesh.tensor, sequence_parallel=sequence)
-            blocks[stage.span.model_stage] = list(stage.model.get_submodule(self.structure.blocks).children())
-        apply_recompute(blocks, self.strategy, dropout.recompute_contexts)
+        shape_stages(stages, self.structure, self.mesh, self.strategy, stored, dropout)
         return stages
 
 

@@ -5,6 +5,7 @@ Each names what happens forward and backward. "Shard" is this rank's part along 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 Group = dist.ProcessGroup
+Exchange = Callable[[Tensor, int, Group], Tensor]
 
 # torch 2.13 renamed these two; the old names warn there, the new ones are missing before.
 _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -30,22 +32,22 @@ def sum_outputs(x: Tensor, group: Group) -> Tensor:
 
 def gather_shards(x: Tensor, dim: int, group: Group) -> Tensor:
     """All-gather along ``dim``; backward a reduce-scatter. Where a shard enters a tensor-parallel region."""
-    return _apply(_GatherShards, x, dim, group)
+    return _apply(_Exchange, x, dim, group, all_gather, reduce_scatter)
 
 
 def scatter_sums(x: Tensor, dim: int, group: Group) -> Tensor:
     """Reduce-scatter along ``dim``; backward an all-gather. Where partial sums leave a region as shards."""
-    return _apply(_ScatterSums, x, dim, group)
+    return _apply(_Exchange, x, dim, group, reduce_scatter, all_gather)
 
 
 def take_shard(x: Tensor, dim: int, group: Group) -> Tensor:
     """This rank's part along ``dim``; backward an all-gather. Where a replicated tensor becomes shards."""
-    return _apply(_TakeShard, x, dim, group)
+    return _apply(_Exchange, x, dim, group, shard, all_gather)
 
 
 def join_shards(x: Tensor, dim: int, group: Group) -> Tensor:
     """All-gather along ``dim``; backward this rank's part. Where shards become a replicated tensor."""
-    return _apply(_JoinShards, x, dim, group)
+    return _apply(_Exchange, x, dim, group, all_gather, shard)
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
@@ -106,45 +108,14 @@ class _SumOutputs(torch.autograd.Function):
         return grad, None
 
 
-class _GatherShards(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return all_gather(x, dim, group)
+class _Exchange(torch.autograd.Function):
+    """An exchange along a dimension, and the one that takes its gradient back."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return reduce_scatter(grad, ctx.dim, ctx.group), None, None
-
-
-class _ScatterSums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return reduce_scatter(x, dim, group)
+    def forward(ctx: Any, x: Tensor, dim: int, group: Group, there: Exchange, back: Exchange) -> Tensor:
+        ctx.dim, ctx.group, ctx.back = dim, group, back
+        return there(x, dim, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return all_gather(grad, ctx.dim, ctx.group), None, None
-
-
-class _TakeShard(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return shard(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return all_gather(grad, ctx.dim, ctx.group), None, None
-
-
-class _JoinShards(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return all_gather(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return shard(grad, ctx.dim, ctx.group), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return ctx.back(grad, ctx.dim, ctx.group), None, None, None, None
