@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import feasibility
+from .among import search_among
 from .constraints import Constraints
 from .progress import Progress, Watch
 from .result import Ranked, SearchResult
@@ -10,5 +11,6 @@ from .solve import Stages, search, smallest_cluster
 from .space import enumerate_space
 
 __all__ = [
-    "Constraints", "Progress", "Ranked", "SearchResult", "Stages", "Watch", "enumerate_space", "feasibility", "search", "smallest_cluster",
+    "Constraints", "Progress", "Ranked", "SearchResult", "Stages", "Watch", "enumerate_space", "feasibility", "search", "search_among",
+    "smallest_cluster",
 ]  # fmt: skip

@@ -144,7 +144,7 @@ class Sweep:
         """Which of ``found`` the memory holds; the closest misses are kept as long as nothing fits."""
         fits = found.memory <= self._capacity
         if not self._pool and not fits.any():
-            self._misses = [_least(Candidates.concatenate([*self._misses, found]), self.top)]
+            self._misses = [least(Candidates.concatenate([*self._misses, found]), self.top)]
         return fits
 
     def _add(self, found: Candidates) -> None:
@@ -168,7 +168,7 @@ class Sweep:
         if not self._pool:
             return None
         self._pool = [self._prove()]
-        return _in_order(self._pool[0], self.top)
+        return in_order(self._pool[0], self.top)
 
     def nearest_misses(self) -> Candidates | None:
         """The ``top`` visited strategies that need least memory, where nothing fits."""
@@ -235,11 +235,11 @@ def recomputing(rows: StrategyColumns, kind: Recompute, layers: Ints | None = No
     return rows.with_columns(recompute=code, num_recompute_layers=np.zeros_like(code) if layers is None else layers)
 
 
-def _least(found: Candidates, count: int) -> Candidates:
+def least(found: Candidates, count: int) -> Candidates:
     return found.take(np.argsort(found.memory, kind="stable")[:count])
 
 
-def _in_order(pool: Candidates, top: int) -> Candidates:
+def in_order(pool: Candidates, top: int) -> Candidates:
     """The first ``top`` by step time; those that differ by less than ``SAME`` by simplicity."""
     order = np.argsort(pool.seconds, kind="stable")
     seconds = pool.seconds[order]

@@ -72,7 +72,7 @@ def search(
         lifted = tuple(p.name for p in PREFERENCES if p.liftable and sweep.rejected[p.name])
         if lifted:
             sweep = _sweep(problem, constraints, strict, top, watch)
-    ranked = _ranked(problem, sweep.best())
+    ranked = ranking(problem, sweep.best())
     found = _refine(sweep, ranked, top, stages, watch) if stages is not Stages.EVEN and watch.stopped is None else None
     if found is not None and found.placed:
         ranked = _merged(problem, ranked, found, top)
@@ -89,7 +89,7 @@ def search(
         best=ranked[0].strategy if ranked else None,
         ranked=ranked,
         summary=summary,
-        nearest_misses=() if ranked else _plain(sweep.nearest_misses()),
+        nearest_misses=() if ranked else plain(sweep.nearest_misses()),
         refused_by=tuple(fault for strategy in refused for fault in feasibility.faults(problem, strategy)),
         seconds=watch.seconds,
     )
@@ -152,7 +152,7 @@ def _placement_text(gap: float) -> str:
     return f" with even stages; no placement stage by stage is faster by more than {gap:.1%}" if gap else ", placed stage by stage too"
 
 
-def _ranked(problem: Problem, found: Candidates | None) -> tuple[Ranked, ...]:
+def ranking(problem: Problem, found: Candidates | None) -> tuple[Ranked, ...]:
     """The rows of ``found``, which are in order, with the ties of the first marked."""
     if found is None:
         return ()
@@ -164,7 +164,7 @@ def _ranked(problem: Problem, found: Candidates | None) -> tuple[Ranked, ...]:
     )
 
 
-def _plain(found: Candidates | None) -> tuple[Ranked, ...]:
+def plain(found: Candidates | None) -> tuple[Ranked, ...]:
     """The rows of ``found`` as they are: their step times may be lower bounds."""
     if found is None:
         return ()
@@ -239,4 +239,4 @@ def _fastest(problem: Problem | None, constraints: Constraints) -> tuple[Problem
     return (problem, ranked[0]) if problem is not None and ranked else None
 
 
-__all__ = ["PROVEN", "search", "smallest_cluster", "tie_gap"]
+__all__ = ["PROVEN", "plain", "ranking", "search", "smallest_cluster", "tie_gap"]
