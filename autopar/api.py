@@ -17,7 +17,17 @@ from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError,
 from autopar.costmodel.spec.plan import Plan
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.io.plan_file import read_plan, write_plan
-from autopar.question import Inputs, Question, constraints_of, effort_of, posed, size_question
+from autopar.question import (
+    Inputs,
+    Question,
+    Wanted,
+    constraints_of,
+    effort_of,
+    posed,
+    refuse_uneven_memory,
+    refuse_unfinished,
+    size_question,
+)  # fmt: skip
 from autopar.request import build_problem, gather, problem_of
 
 if TYPE_CHECKING:
@@ -97,13 +107,11 @@ def plan(
     assert asked is not None, "gather keeps a fault where it returns nothing"
     if asked.aims.objective is Objective.COST:
         asked.aims.needs_price(asked.problem.cluster)
-    result = searched(asked, top=max(top, 1), effort=effort)
+    if asked.aims.objective is Objective.MEMORY:
+        refuse_uneven_memory(effort, "the strategy with the least memory")
+    result = searched(asked, effort, top=max(top, 1))
     if result.best is None:
-        if was_interrupted(result.summary):
-            raise KeyboardInterrupt("before a strategy that fits was found")
-        if effort.watch.stopped is not None:
-            limit = f"{effort.watch.time_limit_seconds:g} s"
-            raise NoPlanError(f"the time limit of {limit} ended the search before a strategy that fits was found")
+        refuse_unfinished(effort, interrupted=was_interrupted(result.summary))
         raise nothing_fits(asked.problem, asked.constraints, result, asked.texts)
     return planned(asked, result.best, result, top=max(top, 1))
 
@@ -116,6 +124,8 @@ def pareto(
     maximum: Mapping[str, int] | Iterable[str] = (),
     minimum: Mapping[str, int] | Iterable[str] = (),
     forbid: Iterable[str] = (),
+    stages: str = "even",
+    time_limit: str | float | None = None,
     progress: Callable[[str], None] | None = None,
     **inputs: Unpack[Question],
 ) -> ParetoFront:
@@ -126,6 +136,7 @@ def pareto(
     Args:
         model: as for :func:`plan`, and so the constraints and the inputs.
         axes: two or more, ``"time,memory"`` or a sequence; cost needs ``price=``.
+        stages, time_limit: as for :func:`plan`; a front of memory is of even stages.
         progress: called with a line for each number of GPUs that was planned for.
 
     Raises:
@@ -135,22 +146,24 @@ def pareto(
 
     >>> autopar.pareto("llama3-8b", "time,gpus,cost", gpus=64, price="2.5 USD").points
     """
-    from autopar.frontier import Axis, Described, pareto_front, read_axes
+    from autopar.frontier import Axis, pareto_front, read_axes
     from autopar.planning import nothing_fits, searched
 
     faults: list[Fault] = []
     chosen = gather(faults, lambda: read_axes(axes)) or ()
+    effort = gather(faults, lambda: effort_of(stages, time_limit))
+    if effort is not None and Axis.MEMORY in chosen:
+        gather(faults, lambda: refuse_uneven_memory(effort, "a front of memory"))
     asked = gather(faults, lambda: posed(model, (fix, maximum, minimum, forbid), "step-time", inputs))
     if asked is not None and (Axis.COST in chosen or asked.aims.prices):
         gather(faults, lambda: asked.aims.needs_price(asked.problem.cluster))
     raise_if(faults)
+    assert effort is not None, "gather keeps a fault where it returns nothing"
     assert asked is not None, "gather keeps a fault where it returns nothing"
-    words = Described(constraints=asked.texts, assumptions=asked.assumptions)
-    front = pareto_front(asked.problem, asked.constraints, chosen, asked.aims, words, progress)
+    front = pareto_front(asked, chosen, effort, progress)
     if not front.points:
-        if front.interrupted:
-            raise KeyboardInterrupt("before a strategy that fits was found")
-        raise nothing_fits(asked.problem, asked.constraints, searched(asked, top=5), asked.texts)
+        refuse_unfinished(effort, interrupted=front.interrupted)
+        raise nothing_fits(asked.problem, asked.constraints, searched(asked, effort, top=5), asked.texts)
     return front
 
 
@@ -164,6 +177,7 @@ def size(
     maximum: Mapping[str, int] | Iterable[str] = (),
     minimum: Mapping[str, int] | Iterable[str] = (),
     forbid: Iterable[str] = (),
+    stages: str = "even",
     progress: Callable[[str], None] | None = None,
     **inputs: Unpack[Question],
 ) -> Sizing:
@@ -176,6 +190,7 @@ def size(
         tokens: of the whole run: ``"15T"`` or a number.
         deadline: ``"30d"``, or seconds.
         max_gpus: no more than these; 131,072, or what a cluster file has.
+        stages: as for :func:`plan`, on every number of GPUs that is planned for.
         progress: called with a line for each number of GPUs that was planned for.
 
     Raises:
@@ -186,7 +201,8 @@ def size(
     """
     from autopar.sizing import Sized, Sizing, in_order, missed_text, size_on
 
-    asked = size_question(model, (fix, maximum, minimum, forbid), tokens, deadline, max_gpus, inputs)
+    wanted = Wanted(tokens=tokens, deadline=deadline, max_gpus=max_gpus, stages=stages)
+    asked = size_question(model, (fix, maximum, minimum, forbid), wanted, inputs)
     found = [size_on(problem, replace(asked.task, max_gpus=limit), progress) for problem, limit in asked.problems]
     clusters = in_order([each for each in found if isinstance(each, Sized)])
     missed = (*asked.unusable, *(each for each in found if not isinstance(each, Sized)))
@@ -339,6 +355,7 @@ def whatif(
     *,
     strategy: Strategy | Mapping[str, object] | None = None,
     changes: Iterable[str] = ("nodes=+1", "nodes=-1", "batch=x2", "network=x0.5", "sequence=x2"),
+    stages: str = "even",
     **inputs: Unpack[Inputs],
 ) -> WhatIf:
     """What becomes of a strategy, and of the plan, after each of ``changes``: a plateau, a replan or a cliff.
@@ -347,6 +364,7 @@ def whatif(
         model: as for :func:`estimate`. Of a :class:`Plan` the constraints are kept; a model without a strategy is planned first.
         strategy: as for :func:`estimate`.
         changes: ``nodes=+1``, ``gpus=512``, ``batch=x2``, ``sequence=8192``, ``network=x0.5``; see :func:`autopar.perturbation.changes_of`.
+        stages: as for :func:`plan`: what the new plans, and one made first, may do with their layers.
         inputs: the cluster, the batch and the precision, see :class:`Inputs`.
 
     Raises:
@@ -355,14 +373,15 @@ def whatif(
     """
     from autopar.perturbation import changes_of, what_if
 
+    effort = effort_of(stages)
     if strategy is None and not isinstance(model, Plan | Problem):
-        model = plan(model, top=1, **inputs)
+        model = plan(model, top=1, stages=stages, **inputs)
         inputs = {}
     problem, chosen, _ = resolve(model, strategy, **inputs)
     perturbed = changes_of(problem, changes)
     _refuse_unless_it_runs(problem, chosen)
     constraints = constraints_of(model.inputs.constraints if isinstance(model, Plan) else ())
-    return what_if(problem, chosen, perturbed, constraints)
+    return what_if(problem, chosen, perturbed, constraints, effort.stages)
 
 
 def _refuse_unless_it_runs(problem: Problem, strategy: Strategy) -> None:

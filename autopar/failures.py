@@ -17,7 +17,7 @@ from autopar.request import resized
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
-    from autopar.search import Constraints
+    from autopar.search import Constraints, Stages
 
 LEAST_USEFUL = 0.01
 """A smaller useful fraction is no progress."""
@@ -101,13 +101,13 @@ def _after_loss(problem: Problem, strategy: Strategy, step_seconds: float, const
 
 
 def best_within(
-    problem: Problem, gpus: int, strategy: Strategy, constraints: Constraints
+    problem: Problem, gpus: int, strategy: Strategy, constraints: Constraints, stages: Stages | None = None
 ) -> tuple[tuple[Problem, Strategy, float] | None, tuple[int, ...]]:
     """The fastest plan on at most ``gpus`` GPUs and its step time, among :func:`sizes_within`; and the sizes that were planned for.
 
     Fewer GPUs can be faster than all of them: 31 nodes divide neither a batch of 1,536 nor 96 layers.
     """
-    from autopar.search import search
+    from autopar.search import Stages, search
 
     found, looked_at = [], []
     for size in sizes_within(gpus, problem.cluster.gpus_per_node, strategy, problem.training.global_batch_size):
@@ -115,7 +115,7 @@ def best_within(
         if smaller is None:
             continue
         looked_at.append(size)
-        ranked = search(smaller, constraints, top=1).ranked
+        ranked = search(smaller, constraints, top=1, stages=stages or Stages.EVEN).ranked
         found += [(smaller, ranked[0].strategy, ranked[0].step_time_seconds)] if ranked else []
     return min(found, key=lambda each: each[2], default=None), tuple(looked_at)
 

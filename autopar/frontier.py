@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autopar.aims import Aims
     from autopar.costmodel.problem import Problem
     from autopar.costmodel.spec.cluster import ClusterSpec
+    from autopar.question import Asked, Effort
     from autopar.search import Constraints, SearchResult
 
 PARETO_SCHEMA_VERSION = "1.0"
@@ -129,40 +130,33 @@ def gpu_counts(cluster: ClusterSpec) -> tuple[int, ...]:
     return tuple(sorted(size for size in {*sizes, whole} if size <= whole))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """What a front carries of its question, in words."""
-
-    constraints: tuple[str, ...]
-    assumptions: tuple[str, ...]
-
-
-def pareto_front(
-    problem: Problem, constraints: Constraints, axes: Sequence[Axis], aims: Aims, words: Described, progress: Callable[[str], None] | None
-) -> ParetoFront:
-    """The front of ``problem`` over ``axes``: exact over the enumerated spaces of the numbers of GPUs looked at.
+def pareto_front(asked: Asked, axes: Sequence[Axis], effort: Effort, progress: Callable[[str], None] | None) -> ParetoFront:
+    """The front of a question over ``axes``: exact over the enumerated spaces of the numbers of GPUs looked at.
 
     At one number of GPUs every axis rises with time or with memory, so the front over them all is in the union of the fronts of time
-    and memory; where memory is no axis, of the fastest strategies.
+    and memory; where memory is no axis, of the fastest strategies, their layers placed as ``effort`` says.
     """
+    from autopar.search.progress import Stopped
+
+    problem, aims = asked.problem, asked.aims
     counts = gpu_counts(problem.cluster) if set(axes) & set(VARY_GPUS) else (problem.cluster.num_gpus,)
     points: list[ParetoPoint] = []
-    looked_at, empty, evaluated, stopped, ways = [], [], 0, False, set()
+    looked_at, empty, evaluated, ways = [], [], 0, set()
     for gpus in reversed(counts):
         sized = problem if gpus == problem.cluster.num_gpus else resized(problem, gpus)
         if sized is None:
             continue
+        found = _fronts(sized, asked.constraints, axes, effort)
+        has_points = found is not None and bool(found.ranked)
+        if effort.watch.stopped is not None and not has_points:
+            break  # nothing is known of this number
         looked_at.append(gpus)
-        found = _fronts(sized, constraints, axes)
-        if found is None or not found.ranked:
+        if not has_points:
             empty.append(gpus)
         if found is not None:
             ways.add(found.summary.optimality)
             evaluated += found.summary.evaluated
             points += _points(sized, found, axes, aims)
-            if found.summary.interrupted:
-                stopped = True
-                break
         if progress is not None and len(counts) > 1:
             progress(f"{gpus:,} GPUs: {'nothing fits' if gpus in empty else f'{len(found.ranked) if found else 0} candidates'}")
     return ParetoFront(
@@ -176,15 +170,15 @@ def pareto_front(
         cluster=problem.cluster.id,
         global_batch_size=problem.training.global_batch_size,
         sequence_length=problem.training.sequence_length,
-        constraints=words.constraints,
-        assumptions=words.assumptions,
+        constraints=asked.texts,
+        assumptions=asked.assumptions,
         evaluated=evaluated,
         optimality="; ".join(sorted(ways)),
-        interrupted=stopped,
+        interrupted=effort.watch.stopped is Stopped.INTERRUPTED,
     )
 
 
-def _fronts(problem: Problem, constraints: Constraints, axes: Sequence[Axis]) -> SearchResult | None:
+def _fronts(problem: Problem, constraints: Constraints, axes: Sequence[Axis], effort: Effort) -> SearchResult | None:
     """The front of one number of GPUs; None where the model's states alone are too large for it."""
     cluster = problem.cluster
     if float(least_state_bytes(Inputs.of(problem))) > cluster.num_gpus * cluster.device.memory_bytes:
@@ -192,10 +186,10 @@ def _fronts(problem: Problem, constraints: Constraints, axes: Sequence[Axis]) ->
     if Axis.MEMORY in axes:
         from autopar.search.pareto import front
 
-        return front(problem, constraints)
+        return front(problem, constraints, watch=effort.watch)
     from autopar.search import search
 
-    return search(problem, constraints, top=1)
+    return search(problem, constraints, top=1, stages=effort.stages, watch=effort.watch)
 
 
 def _points(problem: Problem, found: SearchResult, axes: Sequence[Axis], aims: Aims) -> list[ParetoPoint]:

@@ -15,7 +15,7 @@ divides by; GPUs left over idle.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from autopar.request import gather, resized
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
-    from autopar.search import Constraints
+    from autopar.search import Constraints, Stages
 
 WHATIF_SCHEMA_VERSION = "1.0"
 TOLERANCE = 0.1
@@ -115,25 +115,37 @@ def changes_of(problem: Problem, texts: Iterable[str]) -> tuple[Changed, ...]:
     return tuple(change for change in found if change is not None)
 
 
-def what_if(problem: Problem, strategy: Strategy, changes: Sequence[Changed], constraints: Constraints) -> WhatIf:
-    """Estimates ``strategy`` after each of ``changes`` and plans anew, within ``constraints``."""
+def what_if(problem: Problem, strategy: Strategy, changes: Sequence[Changed], constraints: Constraints, stages: Stages) -> WhatIf:
+    """Estimates ``strategy`` after each of ``changes`` and plans anew, within ``constraints``, layers placed as ``stages`` says."""
     from autopar.costmodel.estimate import estimate
 
     now = estimate(problem, strategy).step_time_seconds
+
+    def anew(after: Problem, ideal: float) -> tuple[Outcome | None, tuple[int, ...]]:
+        found, looked_at = best_within(after, after.cluster.num_gpus, strategy, constraints, stages)
+        if found is None:
+            return None, looked_at
+        _, best, seconds = found
+        return Outcome(strategy=best, num_gpus=best.world_size, step_time_seconds=seconds, loss=seconds / ideal - 1), looked_at
+
     return WhatIf(
         strategy=strategy,
         num_gpus=strategy.world_size,
         step_time_seconds=now,
-        effects=tuple(_effect(problem, strategy, now, change, constraints) for change in changes),
+        effects=tuple(_effect(problem, strategy, now, change, anew) for change in changes),
     )
 
 
-def _effect(problem: Problem, strategy: Strategy, now: float, change: Changed, constraints: Constraints) -> Effect:
+_PlannedAnew = Callable[["Problem", float], tuple[Outcome | None, tuple[int, ...]]]
+"""From a problem and its ideal time to the best strategy there, and the numbers of GPUs that were planned for."""
+
+
+def _effect(problem: Problem, strategy: Strategy, now: float, change: Changed, anew: _PlannedAnew) -> Effect:
     after = change.problem
     work = float(step_model_flops(Inputs.of(after))) / float(step_model_flops(Inputs.of(problem)))
     ideal = now * work * problem.cluster.num_gpus / after.cluster.num_gpus
     same, refused = _carried_over(after, strategy, ideal)
-    replanned, looked_at = _planned_anew(after, strategy, ideal, constraints)
+    replanned, looked_at = anew(after, ideal)
     if same is not None and (replanned is None or same.step_time_seconds < replanned.step_time_seconds):
         replanned = same
     return Effect(
@@ -193,14 +205,6 @@ def _replicated(problem: Problem, strategy: Strategy) -> Iterator[tuple[Problem,
         if on is not None:
             found += 1
             yield on, replace(strategy, data_parallel_size=replicas)
-
-
-def _planned_anew(problem: Problem, strategy: Strategy, ideal: float, constraints: Constraints) -> tuple[Outcome | None, tuple[int, ...]]:
-    found, looked_at = best_within(problem, problem.cluster.num_gpus, strategy, constraints)
-    if found is None:
-        return None, looked_at
-    _, best, seconds = found
-    return Outcome(strategy=best, num_gpus=best.world_size, step_time_seconds=seconds, loss=seconds / ideal - 1), looked_at
 
 
 def _changed(problem: Problem, text: str) -> Changed:

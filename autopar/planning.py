@@ -21,16 +21,14 @@ if TYPE_CHECKING:
     from autopar.search import Constraints, Ranked, SearchResult
 
 
-def searched(asked: Asked, *, top: int, effort: Effort | None = None) -> SearchResult:
+def searched(asked: Asked, effort: Effort, *, top: int) -> SearchResult:
     """The ``top`` strategies by the objective of ``asked``. Money and rated energy follow the step time on one number of GPUs."""
     if asked.aims.objective is Objective.MEMORY:
         from autopar.search.pareto import least_memory
 
-        return least_memory(asked.problem, asked.constraints, top=top)
+        return least_memory(asked.problem, asked.constraints, top=top, watch=effort.watch)
     from autopar.search import search
 
-    if effort is None:
-        return search(asked.problem, asked.constraints, top=top)
     return search(asked.problem, asked.constraints, top=top, stages=effort.stages, watch=effort.watch)
 
 

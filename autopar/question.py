@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from autopar.costmodel.spec.errors import Fault, raise_if
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, raise_if
 from autopar.request import DEFAULT_DEVICE, build_problem, gather, is_file, resolve_cluster
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Effort:
     watch: Watch
 
 
-def effort_of(stages: str, time_limit: str | float | None, progress: Callable[[Progress], None] | None) -> Effort:
+def effort_of(stages: str, time_limit: str | float | None = None, progress: Callable[[Progress], None] | None = None) -> Effort:
     """Raises:
     InvalidInputError: stages that there are not, or no time at all.
     """
@@ -80,6 +80,23 @@ def effort_of(stages: str, time_limit: str | float | None, progress: Callable[[P
     seconds = None if time_limit is None else gather(faults, lambda: parse_duration(time_limit, field="time_limit", bare=True))
     raise_if(faults)
     return Effort(stages=Stages(stages), watch=Watch(time_limit_seconds=seconds, report=progress))
+
+
+def refuse_uneven_memory(effort: Effort, of_memory: str) -> None:
+    """Raises InvalidInputError where least memory is asked of stages that are placed one by one: that is done for the fastest alone."""
+    if effort.stages != "even":
+        required = f"{of_memory} is found over even stages alone"
+        fix = "leave --stages out; or ask for time, and bound the memory with --memory-reserve"
+        raise InvalidInputError(Fault(field="stages", given=effort.stages.value, required=required, fix=fix))
+
+
+def refuse_unfinished(effort: Effort, *, interrupted: bool) -> None:
+    """What a search that was ended before it found anything raises: nobody knows whether something fits."""
+    if interrupted:
+        raise KeyboardInterrupt("before a strategy that fits was found")
+    if effort.watch.stopped is not None:
+        limit = f"{effort.watch.time_limit_seconds:g} s"
+        raise NoPlanError(f"the time limit of {limit} ended the search before a strategy that fits was found")
 
 
 Bounds = tuple[
@@ -134,9 +151,17 @@ class SizeQuestion:
     assumptions: tuple[str, ...]
 
 
-def size_question(
-    model: str | Path | ModelSpec, bounds: Bounds, tokens: str | float, deadline: str | float, max_gpus: int | None, given: Question
-) -> SizeQuestion:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What :func:`size` is asked for, as given."""
+
+    tokens: str | float
+    deadline: str | float
+    max_gpus: int | None
+    stages: str
+
+
+def size_question(model: str | Path | ModelSpec, bounds: Bounds, wanted: Wanted, given: Question) -> SizeQuestion:
     """All faults at once; of several clusters those that fit the question stay, and the others are named."""
     from autopar.aims import read_aims
     from autopar.io.quantities import parse_duration, parse_tokens
@@ -144,8 +169,10 @@ def size_question(
 
     inputs, failures = split(given, "size")
     faults: list[Fault] = []
-    count = gather(faults, lambda: parse_tokens(tokens))
-    seconds = gather(faults, lambda: parse_duration(deadline, field="--deadline"))
+    max_gpus = wanted.max_gpus
+    count = gather(faults, lambda: parse_tokens(wanted.tokens))
+    seconds = gather(faults, lambda: parse_duration(wanted.deadline, field="--deadline"))
+    effort = gather(faults, lambda: effort_of(wanted.stages))
     limits = gather(faults, lambda: read_constraints(*bounds))
     named = gather([], lambda: resolve_cluster(inputs.get("cluster"), None, None, []))
     aims = gather(faults, lambda: read_aims("step-time", given.get("price"), failures, own=_names(named)))
@@ -160,7 +187,8 @@ def size_question(
     assert seconds is not None, "gather keeps a fault where it returns nothing"
     assert limits is not None, "gather keeps a fault where it returns nothing"
     assert aims is not None, "gather keeps a fault where it returns nothing"
-    task = Task(tokens=count, deadline_seconds=seconds, max_gpus=MAX_GPUS, constraints=limits[0], aims=aims)
+    assert effort is not None, "gather keeps a fault where it returns nothing"
+    task = Task(tokens=count, deadline_seconds=seconds, max_gpus=MAX_GPUS, constraints=limits[0], aims=aims, stages=effort.stages)
     return SizeQuestion(
         model=put.problems[0][0].model.name,
         task=task,

@@ -22,7 +22,7 @@ from autopar.request import resized
 if TYPE_CHECKING:
     from autopar.aims import Aims
     from autopar.costmodel.problem import Problem
-    from autopar.search import Constraints, Ranked
+    from autopar.search import Constraints, Ranked, Stages
 
 SIZE_SCHEMA_VERSION = "1.0"
 MAX_GPUS = 131_072
@@ -108,6 +108,7 @@ class Task:
     max_gpus: int
     constraints: Constraints
     aims: Aims
+    stages: Stages
 
     def steps(self, problem: Problem) -> int:
         """Steps of the run: tokens over tokens of a step, the last one whole."""
@@ -207,7 +208,7 @@ def _run(problem: Problem, task: Task, gpus: int) -> Run | None:
     sized = problem if gpus == problem.cluster.num_gpus else resized(problem, gpus)
     if sized is None:
         return None
-    result = search(sized, task.constraints, top=1)
+    result = search(sized, task.constraints, top=1, stages=task.stages)
     if result.summary.interrupted:
         raise KeyboardInterrupt("while numbers of GPUs were compared")
     found = _of(sized, task, result.ranked[0]) if result.ranked else None

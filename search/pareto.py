@@ -11,7 +11,6 @@ the higher one, so an interval whose corner (that time, that memory) is dominate
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,7 +29,9 @@ from . import feasibility
 from .constraints import NO_CONSTRAINTS, Constraints
 from .exhaustive import SAME, Candidates, covering, recomputing, selective_is_tried
 from .feasibility import MEMORY, PREFERENCES
+from .progress import Progress, Stopped, Watch
 from .result import Ranked, SearchResult, simplicity
+from .solve import optimality
 from .space import Space
 
 DOMINATED = "dominated"
@@ -255,17 +256,18 @@ class LeastMemory(_Pass):
         return ahead.take(order)
 
 
-def front(problem: Problem, constraints: Constraints = NO_CONSTRAINTS) -> SearchResult:
+def front(problem: Problem, constraints: Constraints = NO_CONSTRAINTS, *, watch: Watch | None = None) -> SearchResult:
     """Every strategy that fits and that no other beats in step time and peak memory at once, fastest first.
 
-    Exact over the enumerated space, all numbers of recomputed layers included; equal ones are represented by the simplest.
+    Exact over the enumerated space, all numbers of recomputed layers included; equal ones are represented by the simplest. Once
+    ``watch`` stops, what was seen so far has the answer.
     """
-    return _searched(problem, constraints, Front)
+    return _searched(problem, constraints, Front, watch)
 
 
-def least_memory(problem: Problem, constraints: Constraints = NO_CONSTRAINTS, *, top: int = 5) -> SearchResult:
+def least_memory(problem: Problem, constraints: Constraints = NO_CONSTRAINTS, *, top: int = 5, watch: Watch | None = None) -> SearchResult:
     """The ``top`` strategies that need least memory on their fullest GPU, least first, equal ones by step time."""
-    return _searched(problem, constraints, lambda space: LeastMemory(space, top=top))
+    return _searched(problem, constraints, lambda space: LeastMemory(space, top=top), watch)
 
 
 class _Visitor(Protocol):
@@ -284,16 +286,16 @@ class _Visitor(Protocol):
 V = TypeVar("V", bound=_Visitor)
 
 
-def _searched(problem: Problem, constraints: Constraints, make: Callable[[Space], V]) -> SearchResult:
+def _searched(problem: Problem, constraints: Constraints, make: Callable[[Space], V], watch: Watch | None) -> SearchResult:
     """A whole pass, and a second one without the liftable preferences where the first finds nothing."""
-    started = time.perf_counter()
-    visitor, stopped = _visited(make(Space.of(problem, constraints)))
+    watch = watch or Watch()
+    visitor = _visited(make(Space.of(problem, constraints)), watch)
     lifted = [p.name for p in PREFERENCES if p.liftable and visitor.space.rejected[p.name]]
-    if visitor.has_found or stopped:
+    if visitor.has_found or watch.stopped is not None:
         lifted = []
     elif lifted:
         strict = [p for p in PREFERENCES if not p.liftable]
-        visitor, stopped = _visited(make(Space.of(problem, constraints, preferences=strict)))
+        visitor = _visited(make(Space.of(problem, constraints, preferences=strict)), watch)
     ranked = _ranked(visitor.answer())
     refused = visitor.space.last_refused if not visitor.evaluated else []
     return SearchResult(
@@ -303,30 +305,27 @@ def _searched(problem: Problem, constraints: Constraints, make: Callable[[Space]
             evaluated=visitor.evaluated,
             rejected=dict(sorted(visitor.space.rejected.items())),
             method="exhaustive",
-            optimality=_optimality(visitor, stopped, lifted),
-            interrupted=stopped,
+            optimality=optimality(visitor.has_found, watch.stopped, lifted),
+            interrupted=watch.stopped is Stopped.INTERRUPTED,
         ),
         nearest_misses=() if ranked else _ranked(visitor.nearest),
         refused_by=tuple(fault for strategy in refused for fault in feasibility.faults(problem, strategy)),
-        seconds=time.perf_counter() - started,
+        seconds=watch.seconds,
     )
 
 
-def _visited(visitor: V) -> tuple[V, bool]:
+def _visited(visitor: V, watch: Watch) -> V:
     try:
         for rows in visitor.space.slices():
+            if watch.stops():
+                break
             visitor.visit(rows)
+            watch.tell(
+                lambda: Progress(evaluated=visitor.evaluated, rejected=visitor.space.rejected, best_seconds=None, bound_seconds=None)
+            )
     except KeyboardInterrupt:
-        return visitor, True
-    return visitor, False
-
-
-def _optimality(visitor: _Visitor, stopped: bool, lifted: Sequence[str]) -> str:
-    from .solve import PROVEN
-
-    if stopped:
-        return "interrupted: the best of the strategies evaluated so far" if visitor.has_found else "interrupted: nothing fitted so far"
-    return f"{PROVEN}, without {', '.join(lifted)}: with {'it' if len(lifted) == 1 else 'them'} nothing fits" if lifted else PROVEN
+        watch.stopped = Stopped.INTERRUPTED
+    return visitor
 
 
 def _ranked(found: Candidates | None) -> tuple[Ranked, ...]:

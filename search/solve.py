@@ -80,7 +80,7 @@ def search(
         evaluated=sweep.evaluated + (found.tried if found else 0),
         rejected=dict(sorted(sweep.rejected.items())),
         method=METHODS[stages if found else Stages.EVEN],
-        optimality=_optimality(bool(ranked), watch.stopped, lifted, _gap(ranked, found)),
+        optimality=optimality(bool(ranked), watch.stopped, lifted, _gap(ranked, found)),
         interrupted=watch.stopped is Stopped.INTERRUPTED,
         bound_seconds=found.bound_seconds if found else None,
     )
@@ -137,7 +137,8 @@ def _gap(ranked: Sequence[Ranked], found: Refinement | None) -> float | None:
     return float("inf") if found.bound_seconds is None else max(1 - found.bound_seconds / ranked[0].step_time_seconds, 0.0)
 
 
-def _optimality(has_found: bool, stopped: Stopped | None, lifted: Sequence[str], gap: float | None) -> str:
+def optimality(has_found: bool, stopped: Stopped | None, lifted: Sequence[str], gap: float | None = None) -> str:
+    """How sure it is that nothing is better, in words; ``gap`` where layers were placed stage by stage too."""
     if stopped is not None:
         return f"{stopped.value}: {'the best of the strategies evaluated so far' if has_found else 'nothing fitted so far'}"
     proof = PROVEN if gap is None else f"{PROVEN}{_placement_text(gap)}"
@@ -239,4 +240,4 @@ def _fastest(problem: Problem | None, constraints: Constraints) -> tuple[Problem
     return (problem, ranked[0]) if problem is not None and ranked else None
 
 
-__all__ = ["PROVEN", "plain", "ranking", "search", "smallest_cluster", "tie_gap"]
+__all__ = ["PROVEN", "optimality", "plain", "ranking", "search", "smallest_cluster", "tie_gap"]

@@ -208,3 +208,12 @@ def world_size(options: dict[str, Any], strategy: dict[str, object]) -> int | No
         size = strategy.get(name, 1)
         product *= size if isinstance(size, int) else 1
     return product
+
+
+stages_option = click.option(
+    "--stages",
+    type=click.Choice(("even", "uneven", "exact")),
+    default="even",
+    show_default=True,
+    help="Place layers stage by stage too, with a bound on what is left; exact: proven by OR-Tools.",
+)

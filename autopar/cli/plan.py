@@ -8,7 +8,17 @@ from typing import Any
 import click
 
 from .app import EXIT_INTERRUPTED
-from .options import WholeNumber, aims_options, constraint_options, given_aims, given_constraints, given_inputs, input_options, json_option
+from .options import (
+    WholeNumber,
+    aims_options,
+    constraint_options,
+    given_aims,
+    given_constraints,
+    given_inputs,
+    input_options,
+    json_option,
+    stages_option,
+)  # fmt: skip
 from .reporting import REPORT_NAMES, check_targets, report_options, write_reports, write_trace
 
 EPILOG = """\b
@@ -66,13 +76,7 @@ class SeveralValues(click.Command):
     show_default=True,
     help="What the best strategy is best in.",
 )
-@click.option(
-    "--stages",
-    type=click.Choice(("even", "uneven", "exact")),
-    default="even",
-    show_default=True,
-    help="Place layers stage by stage too, with a bound on what is left; exact: proven by OR-Tools.",
-)
+@stages_option
 @click.option("--time-limit", metavar="TIME", help="Stop after this long with the best so far, e.g. 10s.")
 @aims_options()
 @click.option("--pareto", metavar="AXIS,...", help="Print the Pareto front of these axes instead, e.g. time,memory.")
@@ -149,7 +153,8 @@ def _print_front(ctx: click.Context, as_json: bool, options: dict[str, Any]) -> 
 
     from .output import answering, note, print_json, print_report
 
-    clashing = [flag for flag, name in (("--objective", "objective"), ("--top", "top"), ("--output", "output")) if _was_given(ctx, name)]
+    of_one_plan = ("objective", "top", "output", *REPORT_NAMES)
+    clashing = [f"--{name.replace('_', '-')}" for name in of_one_plan if _was_given(ctx, name)]
     if clashing:
         raise click.UsageError(f"a Pareto front is not one plan: leave out {', '.join(clashing)}, or --pareto", ctx)
     if options["plot"] is not None:
@@ -160,6 +165,8 @@ def _print_front(ctx: click.Context, as_json: bool, options: dict[str, Any]) -> 
         front = pareto(
             options["model"],
             options["pareto"],
+            stages=options["stages"],
+            time_limit=options["time_limit"],
             progress=note if sys.stderr.isatty() else None,
             **given_constraints(options),
             **given_aims(options),

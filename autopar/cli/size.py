@@ -7,7 +7,17 @@ from typing import Any
 
 import click
 
-from .options import WholeNumber, aims_options, constraint_options, given_aims, given_constraints, given_inputs, input_options, json_option
+from .options import (
+    WholeNumber,
+    aims_options,
+    constraint_options,
+    given_aims,
+    given_constraints,
+    given_inputs,
+    input_options,
+    json_option,
+    stages_option,
+)  # fmt: skip
 from .plan import SeveralValues
 
 EPILOG = """\b
@@ -33,6 +43,7 @@ Exit code 1: no number of GPUs meets the deadline; says why, and the least chang
 @click.option("--deadline", required=True, metavar="TIME", help="Time for the whole run, e.g. 30d or '12 hours'.")
 @click.option("--max-gpus", type=WholeNumber(1, 131_072), metavar="N", help="Look at no more GPUs than these.  [default: 131,072]")
 @constraint_options()
+@stages_option
 @aims_options()
 @json_option
 def command(as_json: bool, **options: Any) -> None:
@@ -50,6 +61,7 @@ def command(as_json: bool, **options: Any) -> None:
             tokens=options["tokens"],
             deadline=options["deadline"],
             max_gpus=options["max_gpus"],
+            stages=options["stages"],
             progress=note if sys.stderr.isatty() else None,
             **given_constraints(options),
             **given_aims(options),

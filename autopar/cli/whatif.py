@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .estimate import question, refuse_beside_plan
-from .options import given_inputs, given_strategy, input_options, json_option, strategy_options
+from .options import given_inputs, given_strategy, input_options, json_option, stages_option, strategy_options
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
@@ -39,9 +39,10 @@ Exit code 1: the strategy itself is refused or does not fit.
 @click.option("--change", "changes", multiple=True, metavar="NAME=VALUE", help="What to change.  [default: five usual ones]")
 @input_options(required=False)
 @strategy_options()
+@stages_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, /, plan_file: str | None, changes: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def command(ctx: click.Context, /, plan_file: str | None, changes: tuple[str, ...], stages: str, as_json: bool, **options: Any) -> None:
     """Say whether a plan sits on a plateau or at a cliff.
 
     The same strategy and a new plan after each of some changes, against the ideal time.
@@ -54,8 +55,8 @@ def command(ctx: click.Context, /, plan_file: str | None, changes: tuple[str, ..
     from .output import answering, print_json, print_report
 
     with answering(as_json):
-        asked, strategy = _asked(ctx, plan_file, options)
-        found = whatif(asked, strategy=strategy, changes=changes or DEFAULT_CHANGES)
+        asked, strategy = _asked(ctx, plan_file, options, stages)
+        found = whatif(asked, strategy=strategy, changes=changes or DEFAULT_CHANGES, stages=stages)
     if as_json:
         print_json(found)
         return
@@ -66,14 +67,14 @@ def command(ctx: click.Context, /, plan_file: str | None, changes: tuple[str, ..
     print_report(whatif_report(problem, found, assumptions))
 
 
-def _asked(ctx: click.Context, plan_file: str | None, options: dict[str, Any]) -> tuple[Plan | Problem, Strategy | None]:
+def _asked(ctx: click.Context, plan_file: str | None, options: dict[str, Any], stages: str) -> tuple[Plan | Problem, Strategy | None]:
     """The plan of the file, the one that is made now where no strategy is named, or the problem and the strategy of the flags."""
     from autopar.api import plan, read_plan
 
     if plan_file is not None:
-        refuse_beside_plan(ctx, allowed=("changes",))
+        refuse_beside_plan(ctx, allowed=("changes", "stages"))
         return read_plan(plan_file), None
     if options.get("model") is not None and not given_strategy(options):
-        return plan(options["model"], top=1, **given_inputs(options)), None
+        return plan(options["model"], top=1, stages=stages, **given_inputs(options)), None
     problem, strategy, _ = question(ctx, None, options)
     return problem, strategy

@@ -11,7 +11,7 @@ import pytest
 
 import autopar as package
 from autopar.costmodel.spec.cluster import ClusterSpec
-from autopar.costmodel.spec.errors import InvalidInputError, UnavailableError
+from autopar.costmodel.spec.errors import InvalidInputError, NoPlanError, UnavailableError
 from autopar.frontier import Axis, ParetoFront, gpu_counts
 from autopar.io.codec import from_json_as, to_json
 from autopar.io.plan_file import dump_plan, parse_plan
@@ -119,6 +119,10 @@ def test_a_job_that_fails_all_the_time_is_a_no(autopar) -> None:
         (("--pareto", "time,memory", "--top", 3), ["leave out --top"]),
         (("--pareto", "time,memory", "--objective", "cost", "-o", "x.json"), ["leave out --objective, --output"]),
         (("--pareto", "time,memory", "--plot", "x.gif"), [".svg, .png, .pdf"]),
+        (("--pareto", "time,memory", "--report", "x.html", "--trace", "x.json"), ["leave out --report, --trace"]),
+        (("--pareto", "time,memory", "--stages", "uneven"), ["a front of memory is found over even stages alone"]),
+        (("--pareto", "time,tme", "--time-limit", "0"), ["did you mean time", "time_limit"]),
+        (("--objective", "memory", "--stages", "exact"), ["the least memory is found over even stages alone", "leave --stages out"]),
         (("--plot", "x.svg"), ["give --pareto too"]),
         (("--objective", "speed"), ["'speed' is not one of"]),
         (("--fix", "tp=8", "--max", "tp=4"), ["is fixed, and a maximum of 4 rules it out", "a maximum of 8 allows it, or fix 4"]),
@@ -242,3 +246,32 @@ def test_where_nothing_fits_there_is_no_empty_front(autopar) -> None:
     assert outcome.code == 1
     assert outcome.document["fits"] is False
     assert "smallest number of GPUs that holds it" in outcome.err
+
+
+def test_a_front_without_memory_places_layers_as_asked(autopar) -> None:
+    tight = ("--model", "llama3-8b", "--gpus", 8, "--gpu", "a100-sxm4-40gb", "--framework", "autopar")
+    fixed = ("--fix", "pp=4", "vpp=1", "--pareto", "time,gpus", "--json")
+    (uneven,) = autopar("plan", *tight, *fixed, "--stages", "uneven").document["points"]
+    (even,) = autopar("plan", *tight, *fixed).document["points"]
+    assert uneven["num_gpus"] == even["num_gpus"] == 8
+    assert uneven["step_time_seconds"] < 0.99 * even["step_time_seconds"]
+    assert uneven["strategy"]["stage_recompute_layers"]
+
+
+@pytest.mark.parametrize("axes", ["time,memory", "time,gpus"])
+def test_a_front_that_runs_out_of_time_is_a_no_not_an_empty_table(autopar, axes: str) -> None:
+    outcome = autopar("plan", *SMALL, "--pareto", axes, "--time-limit", "0.000001s")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "the time limit of 1e-06 s ended the search before a strategy that fits was found" in outcome.err
+
+
+def test_a_front_says_that_time_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first number of GPUs is finished, and no other is begun."""
+    seen = []
+    whole = package.pareto("gpt-1.2b", "time,gpus", gpus=16, global_batch_size=64)
+    monkeypatch.setattr("autopar.frontier._points", lambda problem, *_: seen.append(problem) or [])
+    monkeypatch.setattr("autopar.search.progress.Watch.seconds", property(lambda _: 100.0 * len(seen)))
+    with pytest.raises(NoPlanError, match="time limit"):
+        package.pareto("gpt-1.2b", "time,gpus", gpus=16, global_batch_size=64, time_limit="10s")
+    assert [problem.cluster.num_gpus for problem in seen] == [16]
+    assert len(whole.looked_at) > 1

@@ -234,3 +234,11 @@ def test_columns_of_one_strategy_are_enough_for_the_floor() -> None:
     best = search(problem, top=1).ranked[0]
     compute = compute_gpu_seconds(Inputs.of(problem), StrategyColumns.of([best.strategy]))
     assert 0.5 < float(compute[0]) / (8 * best.step_time_seconds) < 1
+
+
+def test_layers_placed_stage_by_stage_finish_sooner(autopar) -> None:
+    asked = ("size", "--model", "llama3-8b", "--gpu", "a100-sxm4-40gb", "--framework", "autopar", "--max-gpus", 8, "--fix", "pp=4", "vpp=1")
+    run = ("--tokens", "10B", "--deadline", "90d", "--json")
+    (even,), (uneven,) = (autopar(*asked, *run, "--stages", how).document["clusters"] for how in ("even", "uneven"))
+    assert uneven["fewest"]["num_gpus"] == even["fewest"]["num_gpus"] == 8
+    assert uneven["fewest"]["wall_seconds"] < 0.99 * even["fewest"]["wall_seconds"]
