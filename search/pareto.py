@@ -30,8 +30,8 @@ from .constraints import NO_CONSTRAINTS, Constraints
 from .exhaustive import SAME, Candidates, covering, recomputing, selective_is_tried
 from .feasibility import MEMORY, PREFERENCES
 from .progress import Progress, Stopped, Watch
-from .result import Ranked, SearchResult, simplicity
-from .solve import optimality
+from .result import SearchResult, simplicity
+from .solve import optimality, plain
 from .space import Space
 
 DOMINATED = "dominated"
@@ -296,7 +296,7 @@ def _searched(problem: Problem, constraints: Constraints, make: Callable[[Space]
     elif lifted:
         strict = [p for p in PREFERENCES if not p.liftable]
         visitor = _visited(make(Space.of(problem, constraints, preferences=strict)), watch)
-    ranked = _ranked(visitor.answer())
+    ranked = plain(visitor.answer())
     refused = visitor.space.last_refused if not visitor.evaluated else []
     return SearchResult(
         best=ranked[0].strategy if ranked else None,
@@ -308,7 +308,7 @@ def _searched(problem: Problem, constraints: Constraints, make: Callable[[Space]
             optimality=optimality(visitor.has_found, watch.stopped, lifted),
             interrupted=watch.stopped is Stopped.INTERRUPTED,
         ),
-        nearest_misses=() if ranked else _ranked(visitor.nearest),
+        nearest_misses=() if ranked else plain(visitor.nearest),
         refused_by=tuple(fault for strategy in refused for fault in feasibility.faults(problem, strategy)),
         seconds=watch.seconds,
     )
@@ -326,16 +326,6 @@ def _visited(visitor: V, watch: Watch) -> V:
     except KeyboardInterrupt:
         watch.stopped = Stopped.INTERRUPTED
     return visitor
-
-
-def _ranked(found: Candidates | None) -> tuple[Ranked, ...]:
-    if found is None:
-        return ()
-    numbers = zip(found.seconds.tolist(), found.memory.tolist(), strict=True)
-    return tuple(
-        Ranked(strategy=found.columns.strategy(row), step_time_seconds=seconds, peak_memory_bytes=memory, tie=False)
-        for row, (seconds, memory) in enumerate(numbers)
-    )
 
 
 def _groups(values: Iterable[float]) -> Ints:

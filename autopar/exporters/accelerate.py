@@ -14,7 +14,7 @@ from .accelerate_rules import RULES
 from .accelerate_settings import PRECISIONS, TRAINER, settings_of, uses_deepspeed
 from .exporter import ExportedFile
 from .nested import yaml_text
-from .rule import BrokenRule, Configuration, broken, compute_capability, inexpressible
+from .rule import BrokenRule, Configuration, broken, inexpressible
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.framework import ExecutionProfile
@@ -38,12 +38,7 @@ class Accelerate:
 
     def configuration(self, question: Question) -> Configuration:
         """The settings, with what the rules need to know: the sequence length, which the files do not hold, too."""
-        return Configuration(
-            settings={**settings_of(question), "sequence_length": question.training.sequence_length},
-            world_size=question.strategy.world_size,
-            model=question.model,
-            capability=compute_capability(question.cluster.device.architecture),
-        )
+        return Configuration.of(question, {**settings_of(question), "sequence_length": question.training.sequence_length})
 
     def broken_rules(self, question: Question) -> tuple[BrokenRule, ...]:
         """What Accelerate cannot express, then its own rules over what would be written."""

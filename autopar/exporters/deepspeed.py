@@ -15,7 +15,7 @@ from .deepspeed_rules import RULES
 from .deepspeed_settings import PRECISIONS, settings_of
 from .exporter import ExportedFile
 from .nested import json_text
-from .rule import BrokenRule, Configuration, broken, compute_capability, inexpressible
+from .rule import BrokenRule, Configuration, broken, inexpressible
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.framework import ExecutionProfile
@@ -38,12 +38,7 @@ class DeepSpeed:
 
     def configuration(self, question: Question) -> Configuration:
         """The settings, with what the rules need to know: the sequence length, which DeepSpeed's file does not hold, too."""
-        return Configuration(
-            settings={**settings_of(question), "sequence_length": question.training.sequence_length},
-            world_size=question.strategy.world_size,
-            model=question.model,
-            capability=compute_capability(question.cluster.device.architecture),
-        )
+        return Configuration.of(question, {**settings_of(question), "sequence_length": question.training.sequence_length})
 
     def broken_rules(self, question: Question) -> tuple[BrokenRule, ...]:
         """What DeepSpeed cannot express, then its own rules over what would be written."""

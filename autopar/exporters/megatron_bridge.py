@@ -15,7 +15,7 @@ from .bridge_settings import PRECISIONS, bridge_settings
 from .exporter import ExportedFile
 from .megatron_lm import NATIVE, RULES, environment, plan_faults
 from .megatron_settings import settings_of
-from .rule import BrokenRule, Configuration, broken, compute_capability, inexpressible
+from .rule import BrokenRule, Configuration, broken, inexpressible
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.framework import ExecutionProfile
@@ -42,14 +42,8 @@ class MegatronBridge:
     def configuration(self, question: Question) -> Configuration:
         """Megatron's flags and the environment, with what the rules need to know."""
         flags = settings_of(question)
-        return Configuration(
-            settings={**flags, PIPELINE_DTYPE: DTYPES.get(question.training.precision.name, "torch.bfloat16")},
-            world_size=question.strategy.world_size,
-            model=question.model,
-            capability=compute_capability(question.cluster.device.architecture),
-            environment=environment(flags, question),
-            layers=question.layers,
-        )
+        settings = {**flags, PIPELINE_DTYPE: DTYPES.get(question.training.precision.name, "torch.bfloat16")}
+        return Configuration.of(question, settings, environment(flags, question))
 
     def broken_rules(self, question: Question) -> tuple[BrokenRule, ...]:
         """What Bridge cannot express, then Megatron's rules and its own over what would be written."""

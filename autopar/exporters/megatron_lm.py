@@ -54,14 +54,7 @@ class MegatronLM:
     def configuration(self, question: Question) -> Configuration:
         """The flags and the environment, with what the rules need to know."""
         settings = settings_of(question)
-        return Configuration(
-            settings=settings,
-            world_size=question.strategy.world_size,
-            model=question.model,
-            capability=compute_capability(question.cluster.device.architecture),
-            environment=environment(settings, question),
-            layers=question.layers,
-        )
+        return Configuration.of(question, settings, environment(settings, question))
 
     def broken_rules(self, question: Question) -> tuple[BrokenRule, ...]:
         """What Megatron cannot express, then its own rules over what would be written."""

@@ -15,7 +15,7 @@ from .exporter import ExportedFile
 from .nanotron_rules import RULES
 from .nanotron_settings import CONTEXT, ENGINES, PRECISIONS, RECOMPUTE, settings_of
 from .nested import yaml_text
-from .rule import BrokenRule, Configuration, broken, compute_capability, inexpressible
+from .rule import BrokenRule, Configuration, broken, inexpressible
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.framework import ExecutionProfile
@@ -50,12 +50,7 @@ class Nanotron:
 
     def configuration(self, question: Question) -> Configuration:
         """The settings, with what the rules need to know."""
-        return Configuration(
-            settings=settings_of(question),
-            world_size=question.strategy.world_size,
-            model=question.model,
-            capability=compute_capability(question.cluster.device.architecture),
-        )
+        return Configuration.of(question, settings_of(question))
 
     def broken_rules(self, question: Question) -> tuple[BrokenRule, ...]:
         """What nanotron cannot express, then its own rules over what would be written."""

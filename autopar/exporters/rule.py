@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.model import ModelSpec
 
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .question import Question
 
 
 class Enforcement(StrEnum):
@@ -36,6 +40,18 @@ class Configuration:
     environment: Mapping[str, str] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
     """Decoder layers of each virtual stage, where the plan says them."""
+
+    @classmethod
+    def of(cls, question: Question, settings: Settings, environment: Mapping[str, str] | None = None) -> Configuration:
+        """``settings`` for the machines, the model and the stages of ``question``."""
+        return cls(
+            settings=settings,
+            world_size=question.strategy.world_size,
+            model=question.model,
+            capability=compute_capability(question.cluster.device.architecture),
+            environment=environment or {},
+            layers=question.layers,
+        )
 
 
 Check = Callable[[Configuration], Iterator[Fault]]

@@ -12,7 +12,7 @@ from autopar.costmodel.spec.strategy import ContextParallelKind, Recompute
 from . import launch
 from . import torchtitan_settings as titan
 from .exporter import ExportedFile
-from .rule import BrokenRule, Configuration, Enforcement, broken, compute_capability, inexpressible
+from .rule import BrokenRule, Configuration, Enforcement, broken, inexpressible
 from .settings import Settings, Value
 from .torchtitan_models import TITAN_MODELS, TitanModel
 from .torchtitan_rules import RULES
@@ -39,13 +39,7 @@ class Torchtitan:
 
     def configuration(self, question: Question) -> Configuration:
         """The settings, with what the rules need to know."""
-        return Configuration(
-            settings=titan.settings_of(question),
-            world_size=question.strategy.world_size,
-            model=question.model,
-            capability=compute_capability(question.cluster.device.architecture),
-            layers=question.layers,
-        )
+        return Configuration.of(question, titan.settings_of(question))
 
     def broken_rules(self, question: Question) -> tuple[BrokenRule, ...]:
         """What torchtitan cannot express, then its own rules over what would be written; a bubble alone refuses nothing."""

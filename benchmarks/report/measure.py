@@ -16,7 +16,7 @@ from autopar.accuracy.view import RankingMean
 from autopar.costmodel.spec.errors import NoPlanError
 from benchmarks.search.speed import CASES, REPEATS, measure
 
-from .results import Errors, Planned, RankingQuality, Results, RuntimeTable, SearchTime
+from .results import Errors, Planned, RankingQuality, Results, RuntimeTable
 
 QUESTIONS: tuple[tuple[str, int, str, str, str], ...] = (
     ("gpt-175b", 256, "h100-sxm5-80gb", "megatron-core", "bf16"),
@@ -42,7 +42,7 @@ def all_results(date: str, accuracy: Accuracy, *, repeats: int = REPEATS) -> Res
         machine=f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}",
         accuracy=tuple(accuracy_lines(accuracy)),
         ranking=_ranking(accuracy),
-        search=tuple(_search(case, repeats) for case in CASES),
+        search=tuple(measure(case, repeats) for case in CASES),
         plans=tuple(planned(*question) for question in QUESTIONS),
         runtime=tuple(runtime_tables(RUNTIME)),
     )
@@ -70,19 +70,6 @@ def _errors(name: str, summary: ErrorSummary) -> Errors:
 def _ranking(accuracy: Accuracy) -> RankingQuality:
     mean = RankingMean.of(accuracy.ranking)
     return RankingQuality(sets=mean.sets, spearman=mean.spearman, pairs_right=mean.pairwise, regret=mean.regret)
-
-
-def _search(case: tuple[str, int, str, str], repeats: int) -> SearchTime:
-    found = measure(case, repeats)
-    return SearchTime(
-        model=found.model,
-        gpus=found.gpus,
-        framework=found.framework,
-        evaluated=found.evaluated,
-        covered=found.covered,
-        first_seconds=found.first_seconds,
-        best_seconds=found.best_seconds,
-    )
 
 
 def planned(model: str, gpus: int, gpu: str, framework: str, precision: str) -> Planned:

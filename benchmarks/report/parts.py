@@ -14,7 +14,7 @@ from autopar.costmodel.spec.units import format_bytes, format_seconds
 from autopar.report import compare_view
 from benchmarks.search import speed
 
-from .results import Errors, Planned, Results, SearchTime
+from .results import Errors, Planned, Results
 
 MOVED = 0.001
 """A step time that moved by less between two reports is called the same."""
@@ -87,20 +87,9 @@ def _accuracy(now: Results, then: Results | None) -> Part:
 def _search(now: Results, then: Results | None) -> Part:
     before = {(each.model, each.gpus, each.framework): each for each in then.search} if then else {}
 
-    def row(found: SearchTime) -> tuple[str, ...]:
-        told = speed.row(
-            speed.Speed(
-                model=found.model,
-                gpus=found.gpus,
-                framework=found.framework,
-                evaluated=found.evaluated,
-                covered=found.covered,
-                first_seconds=found.first_seconds,
-                best_seconds=found.best_seconds,
-            )
-        )
+    def row(found: speed.Speed) -> tuple[str, ...]:
         old = before.get((found.model, found.gpus, found.framework))
-        return (*told, *((_relative(found.best_seconds, old.best_seconds) if old else "new",) if then else ()))
+        return (*speed.row(found), *((_relative(found.best_seconds, old.best_seconds) if old else "new",) if then else ()))
 
     return Part(
         title="Search",

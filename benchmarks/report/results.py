@@ -10,6 +10,7 @@ from autopar.costmodel.spec.errors import Fault, InvalidInputError
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.io.codec import from_json_as
 from autopar.io.files import read_bytes
+from benchmarks.search.speed import Speed
 
 SCHEMA_VERSION = "1.0"
 FOLDER = Path(__file__).parents[1] / "results"
@@ -37,19 +38,6 @@ class RankingQuality:
     spearman: float | None
     pairs_right: float | None
     regret: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchTime:
-    """One search, in seconds of this machine."""
-
-    model: str
-    gpus: int
-    framework: str
-    evaluated: int
-    covered: int
-    first_seconds: float
-    best_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +80,7 @@ class Results:
     machine: str
     accuracy: tuple[Errors, ...]
     ranking: RankingQuality
-    search: tuple[SearchTime, ...]
+    search: tuple[Speed, ...]
     plans: tuple[Planned, ...]
     runtime: tuple[RuntimeTable, ...]
     schema_version: str = SCHEMA_VERSION

@@ -98,11 +98,11 @@ class _EnterRegion(torch.autograd.Function):
     """Identity; the gradient is summed over the ranks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
         grad = grad.contiguous()
         dist.all_reduce(grad)
         return grad
@@ -112,12 +112,12 @@ class _LeaveRegion(torch.autograd.Function):
     """The sum over the ranks; the gradient passes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
         dist.all_reduce(x)
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
         return grad
 
 
@@ -125,7 +125,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
     """Cross-entropy of logits (T, V / tp): maximum, normaliser and the target's logit are reduced over the ranks."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         largest = logits.max(-1).values
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         exponentials = (logits - largest[:, None]).exp()
@@ -139,7 +139,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         return (sums[0].log() - sums[1]).mean()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         softmax, local, here = ctx.saved_tensors
         softmax[torch.arange(len(local)), local] -= here.float()
         return softmax * (grad / len(local)), None
@@ -149,7 +149,7 @@ class TensorParallelCollectives:
     """Megatron's tensor parallelism in plain collectives: two all-reduces a block and pass, split vocabulary."""
 
     def __init__(self) -> None:
-        self.model = task.model()
+        self.model: Any = task.model()  # torch's modules do not type their children
         size, rank = dist.get_world_size(), dist.get_rank()
 
         def keep(layer: nn.Linear | nn.Embedding, dim: int) -> None:
@@ -158,19 +158,20 @@ class TensorParallelCollectives:
             if bias is not None and dim == 0:
                 layer.bias = nn.Parameter(bias.detach().chunk(size)[rank].contiguous())
 
-        for layer in (self.model.tokens, self.model.head):
-            keep(layer, 0)
+        for whole in (self.model.tokens, self.model.head):
+            keep(whole, 0)
+        block: Any
         for block in self.model.blocks:
-            for layer in (block.attention.query, block.attention.key, block.attention.value, block.feed_forward.up):
-                keep(layer, 0)
-            for layer in (block.attention.output, block.feed_forward.down):
-                keep(layer, 1)
+            for wide in (block.attention.query, block.attention.key, block.attention.value, block.feed_forward.up):
+                keep(wide, 0)
+            for narrow in (block.attention.output, block.feed_forward.down):
+                keep(narrow, 1)
         self.optimizer = adamw(self.model)
         self.ids = task.token_ids()
 
     def forward(self) -> Tensor:
         model, ids = self.model, self.ids
-        x_bsh = self._embed(model, ids) + model.positions(torch.arange(ids.shape[1]))  # type: ignore[misc]
+        x_bsh = self._embed(model, ids) + model.positions(torch.arange(ids.shape[1]))
         for block in model.blocks:
             inner = _EnterRegion.apply(block.attention_norm(x_bsh))
             x_bsh = x_bsh + self._attention(block.attention, inner)
@@ -178,22 +179,24 @@ class TensorParallelCollectives:
             down = block.feed_forward.down
             x_bsh = x_bsh + _LeaveRegion.apply(F.linear(F.gelu(block.feed_forward.up(inner)), down.weight)) + down.bias
         logits = model.head(_EnterRegion.apply(model.norm(x_bsh)))
-        return _SplitCrossEntropy.apply(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())  # type: ignore[no-any-return]
+        loss: Tensor = _SplitCrossEntropy.apply(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        return loss
 
     def __call__(self) -> float:
         self.optimizer.zero_grad()
         loss = self.forward()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         return loss.item()
 
     @staticmethod
-    def _embed(model: ReferenceGPT, ids: Tensor) -> Tensor:
+    def _embed(model: Any, ids: Tensor) -> Tensor:
         rows = model.tokens.weight.shape[0]
         local = ids - dist.get_rank() * rows
         elsewhere = (local < 0) | (local >= rows)
         found = F.embedding(local.masked_fill(elsewhere, 0), model.tokens.weight).masked_fill(elsewhere[..., None], 0.0)
-        return _LeaveRegion.apply(found)  # type: ignore[no-any-return]
+        summed: Tensor = _LeaveRegion.apply(found)
+        return summed
 
     @staticmethod
     def _attention(attention: Any, x_bsh: Tensor) -> Tensor:
@@ -203,8 +206,8 @@ class TensorParallelCollectives:
             for projection in (attention.query, attention.key, attention.value)
         )
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).reshape(batch, sequence, -1)
-        summed: Tensor = _LeaveRegion.apply(F.linear(mixed, attention.output.weight))
-        return summed + attention.output.bias
+        summed: Tensor = _LeaveRegion.apply(F.linear(mixed, attention.output.weight)) + attention.output.bias
+        return summed
 
 
 class _Half(nn.Module):
@@ -222,7 +225,8 @@ class _Half(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.first:
-            x = self.tokens(x) + self.positions(torch.arange(x.shape[1]))  # type: ignore[misc]
+            assert self.positions is not None, "the task's model has a table of positions"
+            x = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
         for block in self.blocks:
             x = block(x)
         return x if self.first else self.head(self.norm(x))

@@ -55,7 +55,7 @@ def engine_step(strategy: Strategy) -> Step:
 def _cases() -> dict[str, tuple[Strategy, dict[str, Callable[[], Step]]]]:
     per_rank = task.GLOBAL_BATCH_SIZE // task.RANKS
     microbatches = task.GLOBAL_BATCH_SIZE // MICRO_BATCH_SIZE
-    tensor = {
+    tensor: dict[str, Callable[[], Step]] = {
         "plain collectives": by_hand.TensorParallelCollectives,
         "torch.distributed.tensor.parallel": by_hand.TensorParallelDTensor,
     }
@@ -68,7 +68,7 @@ def _cases() -> dict[str, tuple[Strategy, dict[str, Callable[[], Step]]]]:
             Strategy(data_parallel_size=2, micro_batch_size=per_rank, zero_stage=3),
             {"fully_shard": by_hand.FullyShardedDataParallel},
         ),
-        "tensor parallel": (Strategy(tensor_parallel_size=2, micro_batch_size=task.GLOBAL_BATCH_SIZE, zero_stage=0), dict(tensor)),
+        "tensor parallel": (Strategy(tensor_parallel_size=2, micro_batch_size=task.GLOBAL_BATCH_SIZE, zero_stage=0), tensor),
         "pipeline": (
             Strategy(
                 pipeline_parallel_size=2,

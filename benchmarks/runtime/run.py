@@ -129,13 +129,12 @@ def _basis(profile: Path | None) -> str:
 
 def _print(part: str, document: dict[str, Any]) -> None:
     if part == "loop":
-        head = ("place", "strategy", "predicted ms", "measured ms", "error", "spread")
-        _table(head, [_loop_row(**each) for each in document["tried"]])
+        _table(("place", "strategy", "predicted ms", "measured ms", "error", "spread"), [_loop_row(**each) for each in document["tried"]])
         mean, regret = _percent(document["mean_error"]), _percent(document["regret"])
         print(f"\nmean error {mean}; the plan's first takes {regret} longer than the fastest\n")
     else:
-        head = ("layout", "by hand", "engine ms", "by hand ms", "overhead", "spread", "processor time")
-        _table(head, [_overhead_row(**each) for each in document["layouts"]])
+        columns = ("layout", "by hand", "engine ms", "by hand ms", "overhead", "spread", "processor time")
+        _table(columns, [_overhead_row(**each) for each in document["layouts"]])
 
 
 def _loop_row(rank: int, strategy: str, predicted_seconds: float, measured_seconds: float, spread: float) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -13,8 +12,9 @@ from autopar.costmodel.spec.errors import UnavailableError
 from autopar.costmodel.spec.measured import Kind
 
 from .cpu import first_line
-from .cupy_kernels import TIMED_LAUNCHES, CupyKernels
+from .cupy_kernels import CupyKernels
 from .request import CannotMeasureError, DeviceLostError, Request
+from .timing import launch_seconds
 from .torch_kernels import Call, TorchKernels
 
 SLEEP_CYCLES_A_CALL = 30_000
@@ -30,7 +30,6 @@ class Provider(Protocol):
     def runs(self, request: Request) -> bool: ...
     def calls(self, request: Request) -> list[Call]: ...
     def seconds(self, calls: list[Call]) -> float: ...
-    def launch_seconds(self, call: Call) -> float: ...
     def synchronize(self) -> None: ...
     def release(self) -> None: ...
 
@@ -63,16 +62,6 @@ class TorchProvider:
         ended.synchronize()
         return float(started.elapsed_time(ended)) / 1e3 / len(calls)
 
-    def launch_seconds(self, call: Call) -> float:
-        """Host seconds of one launch from eager torch."""
-        self.synchronize()
-        started = time.perf_counter()
-        for _ in range(TIMED_LAUNCHES):
-            call()
-        spent = time.perf_counter() - started
-        self.synchronize()
-        return spent / TIMED_LAUNCHES
-
     def synchronize(self) -> None:
         """Wait for the device; raises what it died of."""
         self._torch.cuda.synchronize()
@@ -99,7 +88,7 @@ class CudaPrepared:
         self.position += calls
         try:
             if self.request.kind is Kind.LAUNCH:
-                return self.provider.launch_seconds(chosen[0])
+                return launch_seconds(chosen[0], self.provider.synchronize)
             return self.provider.seconds(chosen)
         except Exception as error:
             raise self.backend.failure(error, self.provider) from None

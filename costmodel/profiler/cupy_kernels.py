@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -27,7 +26,6 @@ extern "C" __global__ void spin(long long cycles) {
 SPIN_CYCLES_A_CALL = 30_000
 """Some 15 us at 2 GHz: longer than a launch takes."""
 MAX_SPIN_CYCLES = 20_000_000
-TIMED_LAUNCHES = 200
 
 
 class CupyKernels:
@@ -83,16 +81,6 @@ class CupyKernels:
         ended.record()
         ended.synchronize()
         return float(cuda.get_elapsed_time(started, ended)) / 1e3 / len(calls)
-
-    def launch_seconds(self, call: Call) -> float:
-        """Host seconds of one launch, by the host's clock, the device left to catch up afterwards."""
-        self.synchronize()
-        started = time.perf_counter()
-        for _ in range(TIMED_LAUNCHES):
-            call()
-        spent = time.perf_counter() - started
-        self.synchronize()
-        return spent / TIMED_LAUNCHES
 
     def synchronize(self) -> None:
         """Wait for the device; raises what it died of."""

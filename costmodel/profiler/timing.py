@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,10 +16,22 @@ from .request import CannotMeasureError, Prepared
 SHORTEST_SAMPLE = 2e-4
 """A sample lasts at least so long, by repeating the call, so that the clock's own resolution does not show."""
 MAX_CALLS = 256
+TIMED_LAUNCHES = 200
 SAMPLES = 5
 """Samples of one pass over the shapes."""
 PASS_SECONDS = 0.12
 """And no more once they took so long, the first two apart."""
+
+
+def launch_seconds(call: Callable[[], object], synchronize: Callable[[], None]) -> float:
+    """Host seconds of one launch of ``call`` by the host's clock, the device left to catch up afterwards."""
+    synchronize()
+    started = time.perf_counter()
+    for _ in range(TIMED_LAUNCHES):
+        call()
+    spent = time.perf_counter() - started
+    synchronize()
+    return spent / TIMED_LAUNCHES
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ from autopar.io.codec import from_json_as, to_json
 from benchmarks.report import __main__ as program
 from benchmarks.report.measure import accuracy_lines, planned, runtime_tables
 from benchmarks.report.parts import parts
-from benchmarks.report.results import NAME, Planned, RankingQuality, Results, SearchTime, previous
+from benchmarks.report.results import NAME, Planned, RankingQuality, Results, previous
+from benchmarks.search.speed import Speed
 
 QUESTION = ("gpt-1.2b", 8, "h100-sxm5-80gb", "megatron-core", "bf16")
 RUNS = Path(__file__).parents[1] / "data" / "accuracy" / "runs.csv"
@@ -39,7 +40,7 @@ def results(accuracy: Accuracy, plan: Planned) -> Results:
         machine="a machine",
         accuracy=tuple(accuracy_lines(accuracy)),
         ranking=RankingQuality(sets=1, spearman=0.9, pairs_right=None, regret=0.01),
-        search=(SearchTime(model="m", gpus=8, framework="f", evaluated=10, covered=20, first_seconds=0.5, best_seconds=0.25),),
+        search=(Speed(model="m", gpus=8, framework="f", evaluated=10, covered=20, first_seconds=0.5, best_seconds=0.25),),
         plans=(plan,),
         runtime=(),
     )
