@@ -18,7 +18,7 @@ MEGATRON: dict[str, Change] = {
     "ML-W6": {"expert-tensor-parallel-size": None},
     "ML-W7": {"num-distributed-optimizer-instances": 3},
     "ML-W8": {"tensor-parallel-num-weight-shards": 3},
-    "ML-W9": {"use-tp-pp-dp-mapping": True},
+    "ML-W9": {"use-tp-pp-dp-mapping": True, "use-torch-fsdp2": True},
     "ML-T1": {"num-attention-heads": 33},
     "ML-T2": {"num-query-groups": 3},
     "ML-T3": {"moe-ffn-hidden-size": 14337, "expert-tensor-parallel-size": 2},
