@@ -77,15 +77,20 @@ def _contiguous(size: Floats, stride: Floats, shard_group: Floats, links: LinkCo
 
 
 def _spread(axes: _Axes, shared: Floats, links: LinkColumns, *, names: tuple[str, str, str]) -> dict[str, Group]:
-    """The same where replicas span several axes, fastest first: ``shared`` of them, counted along the axes, hold one copy."""
+    """The same where replicas span several axes, fastest first: ``shared`` of them, counted along the axes, hold one copy.
+
+    Shares that begin and end within an axis (2 ranks of 3 x 2) are no product of axes: each of their ranks is put in a domain of its own.
+    """
     whole, within, across = names
+    fastest = axes[0][0]
+    far = np.where((np.fmod(shared, fastest) == 0) | (np.fmod(fastest, shared) == 0), 1.0, 2 * links.fast_domain_size)
     inside: list[tuple[Floats, Floats]] = []
     outside: list[tuple[Floats, Floats]] = []
     left = shared
     for size, stride in axes:
         part = np.gcd(np.rint(left).astype(np.int64), np.rint(size).astype(np.int64)).astype(np.float64)
-        inside.append((part, stride))
-        outside.append((size / part, stride * part))
+        inside.append((part, stride * far))
+        outside.append((size / part, stride * part * far))
         left = left / part
     inside.append((left, stride * size))  # what does not divide lies anywhere
     return {whole: place_product(axes, links), within: place_product(inside, links), across: place_product(outside, links)}

@@ -85,7 +85,9 @@ class RankLayout:
         """
         if expert and not self.expert_grid_has_strides:
             raise ValueError(f"ep x etp = {self.ep * self.etp} does not fold over tp x cp = {self.tp * self.cp} in the order {self.order}")
-        table = {axis: (size, self._spread(local)) for axis, (size, local) in self._local_axes(expert=expert).items()}
+        table = {
+            axis: (size, local if size == 1 else self._spread(local)) for axis, (size, local) in self._local_axes(expert=expert).items()
+        }
         stages = {"pp": (self.pp, self.stage_stride)}
         if self.order is RankOrder.TP_CP_DP_PP:
             return table | stages

@@ -88,6 +88,7 @@ MEGATRON: dict[str, Change] = {
     "MB-10": {"should-pad-vocab": False, "vocab-size": 32001},
     "MB-11": {"expert-model-parallel-size": 8, "expert-tensor-parallel-size": 8},
     "MB-12": {"use-nccl-ub": True},
+    "MB-13": {"use-tp-pp-dp-mapping": True, "context-parallel-size": 2},
 }
 """Of Mixtral 8x7B on 64 GPUs: tp 4, pp 2, dp 8, ep 4."""
 

@@ -30,7 +30,7 @@ from autopar.exporters.torchtitan_rules import RULES as TORCHTITAN_RULES
 from . import breaking
 from .questions import question
 
-COUNTS = {"ML": 67, "MB": 12, "TT": 15, "DS": 15, "NT": 7, "AC": 7, "TR": 6}
+COUNTS = {"ML": 67, "MB": 13, "TT": 15, "DS": 15, "NT": 7, "AC": 7, "TR": 6}
 """Rules that each framework is known to have."""
 
 
