@@ -258,9 +258,9 @@ def _axes(problem: Problem, constraints: Constraints) -> tuple[Axis, ...]:
         Axis.of("context_parallel_size context_parallel_kind", _context_pairs(problem, constraints)),
         Axis.of("pipeline_schedule virtual_pipeline_stages", _schedule_pairs(problem, constraints, pipeline)),
         Axis.of("expert_parallel_size expert_tensor_parallel_size", _expert_pairs(problem, constraints, tensor)),
+        Axis.of("rank_order", _rank_orders(problem, constraints)),
         Axis.of("micro_batch_size", micro_batches(problem, constraints)),
         Axis.of("zero_stage", constraints.choose("zero_stage", sorted(problem.framework.zero_stages))),
-        Axis.of("rank_order", _rank_orders(problem, constraints)),
     )
 
 
