@@ -12,7 +12,7 @@ import numpy as np
 from autopar.against import AgainstBest, against_best
 from autopar.costmodel.spec.errors import AutoparError, Fault
 from autopar.costmodel.spec.estimate import Estimate
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
+from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy, split_text
 from autopar.doubtful import Doubt
 
 if TYPE_CHECKING:
@@ -233,6 +233,9 @@ def _candidates(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
         for count in _partial_layers(strategy):
             yield f"recompute {_recompute(strategy)} -> full({count} layers)", replace(strategy, num_recompute_layers=count)
     yield from _rescheduled(strategy)
+    if strategy.pipeline_parallel_size > 1 and strategy.data_parallel_size > 1:
+        for order in RankOrder:
+            yield f"order {strategy.rank_order.value} -> {order.value}", replace(strategy, rank_order=order)
     other = not strategy.sequence_parallel
     if strategy.tensor_parallel_size > 1:
         yield f"sequence parallel {'on' if other else 'off'}", replace(strategy, sequence_parallel=other)

@@ -18,12 +18,12 @@ from .holdings import rank_parameters, tied_embedding_bytes
 from .inputs import Inputs
 from .layer import PassTimes, dense_reductions, expert_layer_reductions
 from .layer_communication import context_message_bytes, expert_message_bytes, tensor_message_bytes
-from .layer_costs import LayerCosts, boundary_crosses_domain, boundary_message_bytes
+from .layer_costs import LayerCosts, boundary_crosses_domain, boundary_message_bytes, ends_cross_domain
 from .pipeline_shape import PipelineShape
 from .sharding import RING, ULYSSES
 from .stage_times import StageTimes
 from .step import StageCosts
-from .topology import Group, crosses_domain
+from .topology import Group
 
 
 class Axis(StrEnum):
@@ -114,9 +114,7 @@ def end_traffic(inputs: Inputs, strategies: StrategyColumns, costs: StageCosts) 
             sent = sent + ring_sent(gradients, within) + ring_sent(gradients / within.size, across, turns=2)
             sent = sent + ring_sent(parameters * training.parameter_gather_bytes, within)
     at_ends = np.isin(np.arange(costs.shape.pipeline_parallel_size), [0, costs.shape.pipeline_parallel_size - 1])
-    shard = costs.layer.shard
-    far = crosses_domain(shard.tp * shard.cp * shard.dp * (shard.pp - 1), inputs.links)
-    sent = sent + _hop(tied_embedding_bytes(inputs, costs.layer) * at_ends, far)
+    sent = sent + _hop(tied_embedding_bytes(inputs, costs.layer) * at_ends, ends_cross_domain(inputs, costs.layer.shard))
     passes: _Passes = {Axis.DATA: (sent, costs.data_seconds[0])}
     return tuple(_of_stage(passes, rank) for rank in range(costs.shape.pipeline_parallel_size))
 

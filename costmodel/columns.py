@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
+from .spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -19,6 +19,7 @@ Bools = npt.NDArray[np.bool_]
 SCHEDULES: tuple[PipelineSchedule, ...] = tuple(PipelineSchedule)
 RECOMPUTES: tuple[Recompute, ...] = tuple(Recompute)
 CONTEXT_KINDS: tuple[ContextParallelKind, ...] = tuple(ContextParallelKind)
+RANK_ORDERS: tuple[RankOrder, ...] = tuple(RankOrder)
 
 
 class Shared:
@@ -31,7 +32,7 @@ class Shared:
 class StrategyColumns:
     """Columns of :class:`Strategy`, all of one length N.
 
-    Enumerations are stored as their position in ``SCHEDULES``, ``RECOMPUTES`` and ``CONTEXT_KINDS``.
+    Enumerations are stored as their position in ``SCHEDULES``, ``RECOMPUTES``, ``CONTEXT_KINDS`` and ``RANK_ORDERS``.
     ``layer_split`` and ``recompute_split`` are places in ``splits``, the tuples of layers a virtual stage that occur: those of
     ``pipeline_layers`` and ``stage_recompute_layers``. Place 0 is the empty one, which asks for the balanced split.
     """
@@ -53,6 +54,7 @@ class StrategyColumns:
     num_recompute_layers: Ints
     layer_split: Ints
     recompute_split: Ints
+    rank_order: Ints
     splits: tuple[tuple[int, ...], ...] = ((),)
 
     def __len__(self) -> int:
@@ -82,6 +84,7 @@ class StrategyColumns:
             num_recompute_layers=_integers(row.num_recompute_layers for row in rows),
             layer_split=_integers(splits[row.pipeline_layers] for row in rows),
             recompute_split=_integers(splits[row.stage_recompute_layers] for row in rows),
+            rank_order=_integers(RANK_ORDERS.index(row.rank_order) for row in rows),
             splits=tuple(splits),
         )
 
@@ -105,6 +108,7 @@ class StrategyColumns:
             num_recompute_layers=int(self.num_recompute_layers[row]),
             pipeline_layers=self.splits[int(self.layer_split[row])],
             stage_recompute_layers=self.splits[int(self.recompute_split[row])],
+            rank_order=RANK_ORDERS[int(self.rank_order[row])],
         )
 
     def take(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> StrategyColumns:
@@ -136,6 +140,21 @@ class StrategyColumns:
     def stage_copies(self) -> Ints:
         """Pipeline ranks that hold the same stage: 2 under DualPipe, else 1."""
         return np.where(self.is_schedule(PipelineSchedule.DUALPIPE), 2, 1)
+
+    @property
+    def stages_first(self) -> Bools:
+        """Where the stages of a pipeline lie between its replicas: that order of ranks, and several of both."""
+        several = (self.pipeline_parallel_size > 1) & (self.data_parallel_size > 1)
+        return np.asarray(several & self.is_order(RankOrder.TP_CP_PP_DP))
+
+    @property
+    def stage_stride(self) -> Ints:
+        """Ranks between neighbours of a pipeline: all of a stage, or its tensor and context ranks where replicas lie farther apart."""
+        inner = self.tensor_parallel_size * self.context_parallel_size
+        return np.where(self.stages_first, inner, inner * self.data_parallel_size)
+
+    def is_order(self, order: RankOrder) -> Bools:
+        return np.asarray(self.rank_order == RANK_ORDERS.index(order))
 
     def is_schedule(self, *kinds: PipelineSchedule) -> Bools:
         return np.isin(self.pipeline_schedule, [SCHEDULES.index(kind) for kind in kinds])

@@ -12,10 +12,9 @@ from .communication import all_gather_seconds, all_reduce_seconds, p2p_seconds
 from .compute import optimizer_seconds
 from .inputs import Inputs
 from .layer_communication import scattered_seconds
-from .layer_costs import LayerCosts, LayerSizes
+from .layer_costs import LayerCosts, LayerSizes, ends_cross_domain
 from .memory import StateBytes
 from .pipeline_shape import PipelineShape
-from .topology import crosses_domain
 
 ADAM_TRAFFIC_BYTES = 2
 """Bytes of the updated low-precision parameter that the optimizer writes, beside reading and writing its states."""
@@ -36,7 +35,7 @@ class Holdings:
 
 _HOLDING_KEY = (
     "tensor_parallel_size", "context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size",
-    "zero_stage", "shard_group_size", "stage_copies",
+    "zero_stage", "shard_group_size", "stage_copies", "rank_order",
 )  # fmt: skip
 _WORTH_SHARING = 256
 """Below so many strategies, finding the distinct ones takes longer than computing them all."""
@@ -114,8 +113,7 @@ def tied_embedding_bytes(inputs: Inputs, costs: LayerSizes) -> Floats:
 def _tied_embedding_seconds(inputs: Inputs, costs: LayerCosts) -> Floats:
     """First and last pipeline rank add up their gradients of a tied embedding, after everything else."""
     table = tied_embedding_bytes(inputs, costs)
-    distance = costs.shard.tp * costs.shard.cp * costs.shard.dp * (costs.shard.pp - 1)
-    return p2p_seconds(table, crosses_domain(distance, inputs.links), inputs.links)
+    return p2p_seconds(table, ends_cross_domain(inputs, costs.shard), inputs.links)
 
 
 def _optimizer_seconds(inputs: Inputs, parameters: Floats) -> Floats:

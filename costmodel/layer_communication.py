@@ -10,7 +10,7 @@ from .columns import Floats, StrategyColumns
 from .communication import all_gather_seconds, all_reduce_seconds, all_to_all_seconds, p2p_seconds, reduce_scatter_seconds
 from .inputs import Inputs
 from .sharding import RING, ULYSSES, Shard
-from .topology import Group, LinkColumns, place
+from .topology import Group, LinkColumns, choose, place, place_product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,25 +33,72 @@ class Groups:
 
     @classmethod
     def of(cls, inputs: Inputs, shard: Shard) -> Groups:
-        """Placement by the rank order tp-cp-dp-pp of the dense grid and etp-ep-edp-pp of the expert grid."""
-        one = np.ones_like(shard.tp)
-        data = shard.cp * shard.dp * shard.stage_copies
-        expert_data = np.maximum(shard.tp * data / (shard.ep * shard.etp), 1)
-        experts = shard.ep * shard.etp
-        data_shard, expert_shard = np.minimum(shard.shard_group, data), np.minimum(shard.shard_group, expert_data)
-        links = inputs.links
+        """Placement by the rank order: tp-cp-dp-pp of the dense grid and etp-ep-edp-pp of the expert grid, or with pp before the replicas.
+
+        Where stages lie between replicas the expert axes are taken to fold over tp x cp, as the rule ``rank_order_experts`` asks.
+        """
+        one, links = np.ones_like(shard.tp), inputs.links
         return cls(
             tensor=place(shard.tp, one, links),
             context=place(shard.cp, shard.tp, links),
             expert=place(shard.ep, shard.etp, links),
             expert_tensor=place(shard.etp, one, links),
-            data=place(data, shard.tp, links),
-            expert_data=place(expert_data, experts, links),
-            data_shard=place(data_shard, shard.tp, links),
-            data_replicas=place(data / data_shard, shard.tp * data_shard, links),
-            expert_shard=place(expert_shard, experts, links),
-            expert_replicas=place(expert_data / expert_shard, experts * expert_shard, links),
+            **_replica_groups(shard, links),
         )
+
+
+def _replica_groups(shard: Shard, links: LinkColumns) -> dict[str, Group]:
+    """The groups that reduce gradients and share states, of the dense and of the expert grid."""
+    data = shard.cp * shard.dp * shard.stage_copies
+    experts = shard.ep * shard.etp
+    expert_data = np.maximum(shard.tp * data / experts, 1)
+    found = _contiguous(data, shard.tp, shard.shard_group, links, names=_DENSE)
+    found |= _contiguous(expert_data, experts, shard.shard_group, links, names=_EXPERT)
+    if not np.any(shard.stages_first):
+        return found
+    axes = ((shard.cp, shard.tp), (shard.dp, shard.stage_stride * shard.pp), _copies(shard))
+    expert_replicas = np.maximum(expert_data / shard.stage_copies, 1)
+    expert_axes = ((expert_replicas, experts * shard.pp), _copies(shard))
+    spread = _spread(axes, np.minimum(shard.shard_group, data), links, names=_DENSE)
+    spread |= _spread(expert_axes, np.minimum(shard.shard_group, expert_data), links, names=_EXPERT)
+    return {name: choose(shard.stages_first, spread[name], group) for name, group in found.items()}
+
+
+_DENSE = ("data", "data_shard", "data_replicas")
+_EXPERT = ("expert_data", "expert_shard", "expert_replicas")
+_Axes = tuple[tuple[Floats, Floats], ...]
+
+
+def _contiguous(size: Floats, stride: Floats, shard_group: Floats, links: LinkColumns, *, names: tuple[str, str, str]) -> dict[str, Group]:
+    """All replicas, those that share one copy and those that hold the same share, where replicas are ``stride`` apart."""
+    whole, within, across = names
+    shared = np.minimum(shard_group, size)
+    return {whole: place(size, stride, links), within: place(shared, stride, links), across: place(size / shared, stride * shared, links)}
+
+
+def _spread(axes: _Axes, shared: Floats, links: LinkColumns, *, names: tuple[str, str, str]) -> dict[str, Group]:
+    """The same where replicas span several axes, fastest first: ``shared`` of them, counted along the axes, hold one copy.
+
+    Shares that begin and end within an axis (2 ranks of 3 x 2) are no product of axes: each of their ranks is put in a domain of its own.
+    """
+    whole, within, across = names
+    fastest = axes[0][0]
+    far = np.where((np.fmod(shared, fastest) == 0) | (np.fmod(fastest, shared) == 0), 1.0, 2 * links.fast_domain_size)
+    inside: list[tuple[Floats, Floats]] = []
+    outside: list[tuple[Floats, Floats]] = []
+    left = shared
+    for size, stride in axes:
+        part = np.gcd(np.rint(left).astype(np.int64), np.rint(size).astype(np.int64)).astype(np.float64)
+        inside.append((part, stride * far))
+        outside.append((size / part, stride * part * far))
+        left = left / part
+    inside.append((left, stride * size))  # what does not divide lies anywhere
+    return {whole: place_product(axes, links), within: place_product(inside, links), across: place_product(outside, links)}
+
+
+def _copies(shard: Shard) -> tuple[Floats, Floats]:
+    """The ranks that hold the same stage under DualPipe, r and p - 1 - r: in one domain just where the whole pipeline is."""
+    return shard.stage_copies, np.maximum(shard.stage_stride * shard.pp / 2, 1)
 
 
 def tensor_message_bytes(inputs: Inputs, shard: Shard) -> Floats:

@@ -109,8 +109,17 @@ def boundary_message_bytes(inputs: Inputs, shard: Shard) -> Floats:
 
 
 def boundary_crosses_domain(inputs: Inputs, shard: Shard) -> Bools:
-    """Whether some pipeline neighbour, world / p ranks away, sits in another fast domain."""
-    return crosses_domain(shard.tp * shard.cp * shard.dp, inputs.links, shard.pp)
+    """Whether some pipeline neighbour, ``stage_stride`` ranks away, sits in another fast domain.
+
+    One such boundary counts for all: a pipeline of several stages a domain is charged the network's price at each.
+    """
+    return crosses_domain(shard.stage_stride, inputs.links, shard.pp)
+
+
+def ends_cross_domain(inputs: Inputs, shard: Shard) -> Bools:
+    """Whether the first and the last rank of some pipeline sit in different fast domains; never where all neighbours share one."""
+    apart = crosses_domain(shard.stage_stride * (shard.pp - 1), inputs.links)
+    return np.where(shard.stages_first, boundary_crosses_domain(inputs, shard), apart)
 
 
 def _boundary_seconds(inputs: Inputs, shard: Shard) -> Floats:

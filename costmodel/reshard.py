@@ -96,8 +96,7 @@ def _boxes(inputs: Inputs, strategy: Strategy, sharded_from: int) -> dict[str, _
     layout, ranks = RankLayout.of(strategy), np.arange(strategy.world_size)
     shape = PipelineShape.of(inputs, StrategyColumns.of([strategy]))
     dense, expert = _boundaries(inputs, shape)
-    grid = {axis: ranks // stride % size for axis, (size, stride) in layout.axes().items()}
-    folded = {axis: ranks // stride % size for axis, (size, stride) in layout.axes(expert=True).items()}
+    grid, folded = (layout.coordinates(ranks, expert=expert) for expert in (False, True))
     share = strategy.zero_stage >= sharded_from
     group = strategy.shard_group_size or layout.world_size
     held = shape.on_rank[grid["pp"]] > 0
@@ -166,6 +165,8 @@ def _changes(before: Strategy, after: Strategy) -> list[str]:
             for each in (before, after)
         )
         found.append(f"pipeline stages {' -> '.join(stages)}: layers change ranks")
+    if differs("rank_order"):
+        found.append(f"order of ranks {both('rank_order')}: stages and replicas change ranks")
     if differs("expert_parallel_size", "expert_tensor_parallel_size"):
         sizes = (f"{each.expert_parallel_size} x {each.expert_tensor_parallel_size}" for each in (before, after))
         found.append(f"expert parallel {' -> '.join(sizes)}: experts change ranks")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import Floats, StrategyColumns
+from .columns import Bools, Floats, StrategyColumns
 from .inputs import Inputs
 from .spec.strategy import ContextParallelKind
 
@@ -33,6 +33,10 @@ class Shard:
     """Of one data-parallel rank and step."""
     stage_copies: Floats
     """Pipeline ranks that hold the same stage and add up its gradients: 2 under DualPipe, else 1."""
+    stages_first: Bools
+    """Where the stages of a pipeline lie between its replicas (``RankOrder.TP_CP_PP_DP``)."""
+    stage_stride: Floats
+    """Ranks between neighbours of a pipeline."""
     shard_group: Floats
     """Ranks asked to share one copy of what ZeRO shards; infinite for all of them."""
     sequence: Floats
@@ -81,6 +85,8 @@ class Shard:
             micro_batch=micro_batch,
             num_microbatches=inputs.training.global_batch_size / (dp * micro_batch),
             stage_copies=np.asarray(strategies.stage_copies, dtype=np.float64),
+            stages_first=strategies.stages_first,
+            stage_stride=np.asarray(strategies.stage_stride, dtype=np.float64),
             shard_group=np.where(strategies.shard_group_size > 0, strategies.shard_group_size, np.inf),
             sequence=inputs.training.sequence_length,
             tokens=tokens,

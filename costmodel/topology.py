@@ -207,3 +207,24 @@ def _stack_tiers(rows: Sequence[TierColumns]) -> TierColumns:
 
 
 _LINK_NAMES = tuple(f.name for f in fields(LinkColumns) if f.name not in ("fast", "network", "curves"))
+
+
+def place_product(axes: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]], links: LinkColumns) -> Group:
+    """Place groups that span several axes, each ``(size, stride)``, with ranks of other axes in between.
+
+    members_per_domain is the product over the axes, num_domains the size over it. Axes may come in any order, as long as each stride is a
+    multiple of the span (size x stride) of the axes inside it, as in a rank layout: an axis then has several members in a domain only
+    where those inside it lie there whole. No better than the worst group, as :func:`place`.
+    """
+    size, members = np.ones(()), np.ones(())
+    for axis_size, stride in axes:
+        placed = place(axis_size, stride, links)
+        size, members = size * placed.size, members * placed.members_per_domain
+    domain = np.maximum(np.rint(links.fast_domain_size), 1)
+    domains = size / members
+    return Group(size=size, members_per_domain=members, num_domains=domains, concurrent_groups=np.where(domains > 1, domain / members, 1.0))
+
+
+def choose(chosen: Bools, group: Group, other: Group) -> Group:
+    """``group`` in the rows that ``chosen`` marks, ``other`` in the rest."""
+    return Group(**{f.name: np.where(chosen, getattr(group, f.name), getattr(other, f.name)) for f in fields(Group)})

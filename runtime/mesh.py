@@ -1,7 +1,8 @@
 """The device mesh of a strategy: which process group each parallel axis talks over.
 
 The mesh is the rank layout of the plan (:class:`~autopar.costmodel.spec.layout.RankLayout`, tensor fastest), with the data
-axis split in two: ``dp_shard`` ranks share one copy of the sharded states, ``dp_replicate`` copies of it exist.
+axis split in two: ``dp_shard`` ranks share one copy of the sharded states, ``dp_replicate`` copies of it exist. The order of ranks
+says which rank sits where in it; the axes and their order in the mesh are always the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.distributed.tensor import debug
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError
 from autopar.costmodel.spec.layout import RankLayout
-from autopar.costmodel.spec.strategy import Strategy
+from autopar.costmodel.spec.strategy import RankOrder, Strategy
 
 AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Axes of the mesh, slowest first."""
@@ -81,7 +82,7 @@ class ParallelMesh:
         """
         groups = {}
         for ranks in rank_sets:
-            for first in range(self.layout.ranks_per_stage):
+            for first in self.layout.stage_ranks(0):
                 members = self.layout.group(first, "pp")
                 group = dist.new_group([members[rank] for rank in ranks])
                 if self.rank in members and self.coordinate("pp") in ranks:
@@ -108,8 +109,16 @@ def build_mesh(strategy: Strategy, device: torch.device) -> ParallelMesh:
     if faults:
         raise InvalidInputError(faults)
     _forget_earlier_meshes()
+    return ParallelMesh(layout=layout, device_mesh=_device_mesh(layout, shard, device), device=device)
+
+
+def _device_mesh(layout: RankLayout, shard: int, device: torch.device) -> DeviceMesh:
+    """The ranks of ``layout`` on the axes of the mesh."""
     shape = (layout.pp, layout.dp // shard, shard, layout.cp, layout.tp)
-    return ParallelMesh(layout=layout, device_mesh=init_device_mesh(device.type, shape, mesh_dim_names=AXES), device=device)
+    if layout.order is RankOrder.TP_CP_DP_PP:
+        return init_device_mesh(device.type, shape, mesh_dim_names=AXES)
+    ranks = torch.tensor([layout.stage_ranks(stage) for stage in range(layout.pp)], dtype=torch.int)
+    return DeviceMesh(device.type, ranks.view(shape), mesh_dim_names=AXES)
 
 
 def _forget_earlier_meshes() -> None:

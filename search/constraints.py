@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from autopar.costmodel.spec.errors import Fault, raise_if
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
 
 CHOICES: Mapping[str, type[StrEnum]] = {
     "pipeline_schedule": PipelineSchedule,
     "recompute": Recompute,
     "context_parallel_kind": ContextParallelKind,
+    "rank_order": RankOrder,
 }
 _SWITCH = "sequence_parallel"
 FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Strategy) if f.name not in ("pipeline_layers", "stage_recompute_layers"))
@@ -23,6 +24,7 @@ _LEAST = {
     "recompute": "none",
     _SWITCH: False,
     "pipeline_schedule": "1f1b",
+    "rank_order": RankOrder.TP_CP_DP_PP,
 }
 
 

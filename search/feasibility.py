@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.costmodel.columns import RECOMPUTES, Bools, StrategyColumns
-from autopar.costmodel.inputs import attention_is_fused
+from autopar.costmodel.inputs import Inputs, attention_is_fused
 from autopar.costmodel.problem import Problem
+from autopar.costmodel.rank_orders import placed_alike
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.strategy import Recompute, Strategy
 from autopar.costmodel.spec.units import format_bytes
@@ -60,6 +61,8 @@ _ORDER = (
     "low_precision_alignment",
     "zero_stage",
     "shard_group",
+    "rank_order",
+    "rank_order_experts",
     "recomputed_layers",
     "recomputed_stages",
 )
@@ -136,6 +139,15 @@ def _sharding_has_ranks(problem: Problem, columns: StrategyColumns) -> Bools:
     return np.asarray(several | (columns.zero_stage == lowest))
 
 
+def _order_places_otherwise(problem: Problem, columns: StrategyColumns) -> Bools:
+    """Another order of ranks than the framework's own puts some group or neighbour elsewhere on the links."""
+    usual = problem.framework.rank_orders[0]
+    is_default = columns.is_order(usual)
+    if is_default.all():
+        return is_default
+    return is_default | ~placed_alike(Inputs.of(problem), columns, usual)
+
+
 def _selective_saves(problem: Problem, columns: StrategyColumns) -> Bools:
     """Selective recomputation drops the attention scores, which fused attention never keeps."""
     return np.asarray((columns.recompute != RECOMPUTES.index(Recompute.SELECTIVE)) | (not attention_is_fused(problem)))
@@ -159,6 +171,14 @@ PREFERENCES: tuple[Preference, ...] = tuple(
             " expert_tensor_parallel_size zero_stage",
             _sharding_has_ranks,
             "zero_stage",
+            False,
+        ),
+        (
+            "rank_order_places_otherwise",
+            "tensor_parallel_size pipeline_parallel_size context_parallel_size data_parallel_size expert_parallel_size"
+            " expert_tensor_parallel_size pipeline_schedule shard_group_size rank_order",
+            _order_places_otherwise,
+            "rank_order",
             False,
         ),
         ("selective_recompute_saves_memory", "recompute", _selective_saves, "recompute", False),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.plan import SearchSummary
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,10 @@ class SearchResult:
 
 
 def simplicity(strategy: Strategy) -> tuple[int, ...]:
-    """Orders strategies of equal time: fewest ranks and stages in each axis, plainest schedule, least sharding and recomputation."""
+    """Orders strategies of equal time: fewest ranks and stages in each axis, plainest schedule, least sharding and recomputation.
+
+    The usual order of ranks comes before the other.
+    """
     return (
         strategy.tensor_parallel_size,
         strategy.pipeline_parallel_size,
@@ -52,6 +55,7 @@ def simplicity(strategy: Strategy) -> tuple[int, ...]:
         strategy.num_recompute_layers,
         strategy.micro_batch_size,
         int(strategy.sequence_parallel),
+        list(RankOrder).index(strategy.rank_order),
         len(strategy.pipeline_layers),
         *strategy.pipeline_layers,
         len(strategy.stage_recompute_layers),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.costmodel.columns import CONTEXT_KINDS, Bools, StrategyColumns
+from autopar.costmodel.columns import CONTEXT_KINDS, RANK_ORDERS, Bools, StrategyColumns
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.errors import Fault
-from autopar.costmodel.spec.strategy import ContextParallelKind, Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, RankOrder, Strategy
 from autopar.costmodel.spec.training import ComputeType
 
 from .rule import Rule, accepted_values, divisors, everything, nearest
@@ -285,6 +285,36 @@ def _explain_expert_grid(problem: Problem, strategy: Strategy) -> Fault:
     return Fault(field="expert_parallel_size", given=str(size), required=required, fix=nearest(size, valid))
 
 
+# -- order of ranks -----------------------------------------------------------------------------------------------------
+
+
+def _rank_order(problem: Problem, columns: StrategyColumns) -> Bools:
+    """The framework numbers ranks in this order."""
+    return np.isin(columns.rank_order, [RANK_ORDERS.index(order) for order in problem.framework.rank_orders])
+
+
+def _explain_rank_order(problem: Problem, strategy: Strategy) -> Fault:
+    orders = problem.framework.rank_orders
+    required = f"{problem.framework.name} numbers ranks {' or '.join(orders)}"
+    return Fault(field="rank_order", given=strategy.rank_order.value, required=required, fix=f"rank_order={orders[0].value}")
+
+
+def _rank_order_experts(problem: Problem, columns: StrategyColumns) -> Bools:
+    """With stages between replicas, experts fold over the tensor and context ranks: etp x ep = tp x cp, or a rank would have two stages."""
+    inner = columns.tensor_parallel_size * columns.context_parallel_size
+    folded = columns.expert_parallel_size * columns.expert_tensor_parallel_size == inner
+    free = (columns.pipeline_parallel_size == 1) | (problem.model.moe is None)
+    return np.asarray(folded | free | ~columns.is_order(RankOrder.TP_CP_PP_DP))
+
+
+def _explain_rank_order_experts(_: Problem, strategy: Strategy) -> Fault:
+    inner = strategy.tensor_parallel_size * strategy.context_parallel_size
+    experts = strategy.expert_parallel_size * strategy.expert_tensor_parallel_size
+    required = f"puts experts of etp x ep = {experts} ranks and layers of tp x cp = {inner} ranks on different stages"
+    fix = f"rank_order={RankOrder.TP_CP_DP_PP.value}"
+    return Fault(field="rank_order", given=strategy.rank_order.value, required=required, fix=fix)
+
+
 # -- low precision ------------------------------------------------------------------------------------------------------
 
 
@@ -354,6 +384,13 @@ LAYOUT_RULES: tuple[Rule, ...] = tuple(
             "tensor_parallel_size context_parallel_size data_parallel_size expert_parallel_size expert_tensor_parallel_size",
             _expert_grid,
             _explain_expert_grid,
+        ),
+        ("rank_order", "rank_order", _rank_order, _explain_rank_order),
+        (
+            "rank_order_experts",
+            "tensor_parallel_size context_parallel_size pipeline_parallel_size expert_parallel_size expert_tensor_parallel_size rank_order",
+            _rank_order_experts,
+            _explain_rank_order_experts,
         ),
         (
             "low_precision_alignment",

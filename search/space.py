@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from autopar.costmodel.columns import CONTEXT_KINDS, SCHEDULES, Bools, Ints, StrategyColumns
+from autopar.costmodel.columns import CONTEXT_KINDS, RANK_ORDERS, SCHEDULES, Bools, Ints, StrategyColumns
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.pipeline_shape import lighter_split
 from autopar.costmodel.problem import Problem
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
 
 from .constraints import Constraints
 from .feasibility import CONSTRAINTS, PREFERENCES, RULES, Preference
@@ -258,6 +258,7 @@ def _axes(problem: Problem, constraints: Constraints) -> tuple[Axis, ...]:
         Axis.of("context_parallel_size context_parallel_kind", _context_pairs(problem, constraints)),
         Axis.of("pipeline_schedule virtual_pipeline_stages", _schedule_pairs(problem, constraints, pipeline)),
         Axis.of("expert_parallel_size expert_tensor_parallel_size", _expert_pairs(problem, constraints, tensor)),
+        Axis.of("rank_order", _rank_orders(problem, constraints)),
         Axis.of("micro_batch_size", micro_batches(problem, constraints)),
         Axis.of("zero_stage", constraints.choose("zero_stage", sorted(problem.framework.zero_stages))),
     )
@@ -312,6 +313,16 @@ def _expert_pairs(problem: Problem, constraints: Constraints, tensor: Sequence[i
     sizes = constraints.choose("expert_parallel_size", divisors(moe.num_experts) if moe else whole)
     cuts = (*whole, *tensor) if moe and problem.framework.expert_tensor_parallel else whole
     return [(size, cut) for size in sizes for cut in constraints.choose("expert_tensor_parallel_size", sorted(set(cuts)))]
+
+
+def _rank_orders(problem: Problem, constraints: Constraints) -> list[int]:
+    """The framework's orders of ranks; its own default alone where the job is within one fast domain and all placements are alike."""
+    orders = problem.framework.rank_orders
+    if "rank_order" in constraints.fixed:
+        return [RANK_ORDERS.index(RankOrder(str(constraints.fixed["rank_order"])))]
+    if problem.cluster.num_gpus <= problem.cluster.fast_domain_size:
+        orders = orders[:1]
+    return [RANK_ORDERS.index(order) for order in orders if constraints.allows("rank_order", order)]
 
 
 def micro_batches(problem: Problem, constraints: Constraints) -> tuple[int, ...]:

@@ -18,14 +18,14 @@ from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.cluster import ClusterSpec
 from autopar.costmodel.spec.errors import AutoparError, InvalidInputError
 from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy
 from autopar.costmodel.spec.training import TrainingSpec, precision_named
 from autopar.costmodel.spec.units import GB
 from autopar.search.feasibility import faults
 
 from .machines import cluster_of, precision_of
 from .reasons import UnscorableError, known
-from .runs import Run, Skipped
+from .runs import ORDER_NOTE, Run, Skipped
 
 GPT2_VOCABULARY = 50257
 HEAD_DIM = 128
@@ -297,6 +297,7 @@ def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
         zero_stage=_zero_stage(run, problem),
         recompute=recompute,
         num_recompute_layers=layers,
+        rank_order=next((order for order in RankOrder if f"{ORDER_NOTE}{order.value}" in run.notes), RankOrder.TP_CP_DP_PP),
     )
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
 from autopar.costmodel.spec.model import ModelSpec
-from autopar.costmodel.spec.strategy import Strategy
+from autopar.costmodel.spec.strategy import RankOrder, Strategy
 from autopar.costmodel.spec.training import TrainingSpec
 from autopar.costmodel.spec.units import GB
 from autopar.io.files import target_faults, write_text
 
-from .runs import Run, read_runs
+from .runs import ORDER_NOTE, Run, read_runs
 
 COLUMNS = tuple(field.name for field in fields(Run))
 
@@ -37,6 +37,10 @@ class Measured:
     notes: str = ""
 
 
+def _order_note(strategy: Strategy) -> str:
+    return "" if strategy.rank_order is RankOrder.TP_CP_DP_PP else f"{ORDER_NOTE}{strategy.rank_order.value}"
+
+
 def run_of(measured: Measured, run_id: str) -> Run:
     """The row."""
     model, training, strategy = measured.model, measured.training, measured.strategy
@@ -51,7 +55,7 @@ def run_of(measured: Measured, run_id: str) -> Run:
         sharding_as_stated=f"zero-{strategy.zero_stage}" if strategy.zero_stage else "0",
         recompute=strategy.recompute.value,
         precision=training.precision.name,
-        notes=measured.notes,
+        notes="; ".join(filter(None, (measured.notes, _order_note(strategy)))),
         pipeline_schedule=strategy.pipeline_schedule.value if pipelined else "",
         gpus_per_node=measured.gpus_per_node,
         num_gpus=strategy.world_size,

@@ -79,6 +79,8 @@ class Run:
 
 
 _NAMES = tuple(f.name for f in fields(Run))
+ORDER_NOTE = "order of ranks "
+"""What stands before an order of ranks that is not the usual one, among the notes of a row: tables have no column for it."""
 _CHOICES = {"pipeline_schedule": tuple(kind.value for kind in PipelineSchedule)}
 _TEXT = frozenset(f.name for f in fields(Run) if f.type == "str")
 _WHOLE = frozenset(f.name for f in fields(Run) if f.type == "int | None")

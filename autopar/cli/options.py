@@ -20,6 +20,7 @@ INPUT_NAMES = (
 )  # fmt: skip
 STRATEGY_NAMES = (
     "tp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp", "mbs", "zero", "sp", "recompute", "recompute_layers", "schedule",
+    "order",
 )  # fmt: skip
 
 _DIGITS = re.compile(r"\d+|\d{1,3}([,_]\d{3})+", re.ASCII)
@@ -45,6 +46,7 @@ class WholeNumber(click.IntRange):
 
 COUNT = WholeNumber(1, 10**9)
 GPUS = WholeNumber(1, 10_000_000)
+RANK_ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "dualpipe")
 
 
@@ -134,6 +136,9 @@ def strategy_options() -> Callable[[F], F]:
                 help="Layers of each pipeline rank that full recompute covers.  [default: all]",
             ),
             click.option("--schedule", type=click.Choice(SCHEDULES), help="Pipeline schedule.  [default: 1f1b, interleaved with --vpp]"),
+            click.option(
+                "--order", type=click.Choice(RANK_ORDERS), help="How ranks are numbered, fastest axis first.  [default: tp-cp-dp-pp]",
+            ),
             click.option("--pipeline-layers", metavar="8,8,7,7", help="Decoder layers of each virtual stage, in model order."),
         ]
     )  # fmt: skip

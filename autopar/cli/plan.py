@@ -35,7 +35,7 @@ Examples:
 
 \b
 Names of --fix, --max, --min and --forbid: tp pp vpp dp cp cp_kind ep etp mbs zero sp
-  recompute recompute_layers schedule, or the full names of a plan file.
+  recompute recompute_layers schedule order, or the full names of a plan file.
 
 \b
 A Pareto front is of two or more of time, gpus, memory, cost, energy. With gpus, cost

@@ -111,6 +111,13 @@ def _pipeline_dtype(c: Configuration) -> Iterator[Fault]:
         yield Fault(field="model.pipeline_dtype", given="", required=required, fix="model.pipeline_dtype=torch.bfloat16")
 
 
+def _rank_order(c: Configuration) -> Iterator[Fault]:
+    """Stages before replicas in the order of ranks go without expert and context parallelism, by the setting's documentation."""
+    sizes = Sizes.of(c)
+    if is_on(c.settings, "use-tp-pp-dp-mapping") and max(sizes.ep, sizes.cp) > 1:
+        yield flag_fault(c.settings, "use-tp-pp-dp-mapping", f"needs ep = cp = 1, and they are {sizes.ep} and {sizes.cp}", "leave it out")
+
+
 _H, _S, _D = Enforcement.HARD, Enforcement.SILENT, Enforcement.DOCUMENTED
 
 BRIDGE_RULES: tuple[FrameworkRule, ...] = tuple(
@@ -119,6 +126,6 @@ BRIDGE_RULES: tuple[FrameworkRule, ...] = tuple(
         ("ML-P8", _H, _pipeline_dtype), ("MB-1", _H, _world), ("MB-2", _H, _finetune_sequence), ("MB-3", _S, _finetune_padding),
         ("MB-4", _H, _evaluation_batch), ("MB-5", _H, _two_fsdps), ("MB-6", _H, _second_fsdp), ("MB-7", _S, _tensor_overlap),
         ("MB-8", _S, _send_overlap), ("MB-9", _H, _exchange_overlap), ("MB-10", _D, _padding), ("MB-11", _D, _smallest_world),
-        ("MB-12", _D, _user_buffers),
+        ("MB-12", _D, _user_buffers), ("MB-13", _D, _rank_order),
     )
 )  # fmt: skip

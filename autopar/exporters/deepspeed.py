@@ -15,6 +15,7 @@ from .deepspeed_rules import RULES
 from .deepspeed_settings import PRECISIONS, settings_of
 from .exporter import ExportedFile
 from .nested import json_text
+from .question import one_rank_order
 from .rule import BrokenRule, Configuration, broken, inexpressible
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def plan_faults(question: Question) -> Iterator[Fault]:
     strategy, precision = question.strategy, question.training.precision.name
     if strategy.sequence_parallel:
         yield Fault(field="sequence_parallel", given="true", required="DeepSpeed's tensor parallelism has none", fix="sp=false")
+    yield from one_rank_order("DeepSpeed", strategy)
     if strategy.virtual_pipeline_stages > 1 or strategy.pipeline_schedule is not PipelineSchedule.ONE_F_ONE_B:
         given = f"{strategy.pipeline_schedule.value} with {strategy.virtual_pipeline_stages} virtual stages"
         yield Fault(field="pipeline_schedule", given=given, required="its pipeline engine runs 1f1b", fix="schedule=1f1b,vpp=1")

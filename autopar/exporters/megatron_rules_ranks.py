@@ -92,9 +92,9 @@ def _weight_shards(c: Configuration) -> Iterator[Fault]:
 
 
 def _rank_order(c: Configuration) -> Iterator[Fault]:
-    """Ranks are numbered tp, cp, ep, dp, pp, fastest first, as plans count them."""
-    if is_on(c.settings, "use-tp-pp-dp-mapping"):
-        yield flag_fault(c.settings, "use-tp-pp-dp-mapping", "puts stages before replicas; plans have the default order", "leave it out")
+    """Ranks are numbered tp, cp, ep, dp, pp, fastest first, or with the flag pp before dp, which FSDP does not take."""
+    if is_on(c.settings, "use-tp-pp-dp-mapping") and uses_fsdp(c.settings):
+        yield flag_fault(c.settings, "use-tp-pp-dp-mapping", "does not go with FSDP, which shards over neighbours", "leave it out")
 
 
 # -- tensor parallelism ---------------------------------------------------------------------------------------------------

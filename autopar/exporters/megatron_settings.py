@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute
 from autopar.costmodel.spec.training import ComputeType
 
 from . import megatron_layout as layout
@@ -85,6 +85,8 @@ def settings_of(question: Question) -> dict[str, Value]:
     )
     if strategy.context_parallel_size > 1:
         written["cp-comm-type"] = (CONTEXT_KINDS[strategy.context_parallel_kind],)
+    if strategy.rank_order is RankOrder.TP_CP_PP_DP:
+        written["use-tp-pp-dp-mapping"] = True
     if model.moe is not None:
         written["moe-token-dispatcher-type"] = "alltoall"
         if compute_capability(question.cluster.device.architecture) >= GROUPED_FROM:
@@ -164,6 +166,8 @@ def strategy_fields(settings: Settings, *, num_layers: int) -> dict[str, Value]:
     found["strategy.pipeline_schedule"] = (PipelineSchedule.INTERLEAVED if virtual > 1 else PipelineSchedule.ONE_F_ONE_B).value
     found["strategy.context_parallel_kind"] = context_kind(settings).value
     found["strategy.sequence_parallel"] = is_on(settings, "sequence-parallel") and tensor > 1
+    if is_on(settings, "use-tp-pp-dp-mapping"):
+        found["strategy.rank_order"] = RankOrder.TP_CP_PP_DP.value
     found["training.precision"] = precision_name(settings)
     return found | _recompute_fields(settings, virtual) | {"strategy.zero_stage": zero_stage(settings)}
 

@@ -15,6 +15,7 @@ from .exporter import ExportedFile
 from .nanotron_rules import RULES
 from .nanotron_settings import CONTEXT, ENGINES, PRECISIONS, RECOMPUTE, settings_of
 from .nested import yaml_text
+from .question import one_rank_order
 from .rule import BrokenRule, Configuration, broken, inexpressible
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def plan_faults(question: Question) -> Iterator[Fault]:
     """What nanotron has no settings for."""
     yield from _model_faults(question)
     strategy, precision = question.strategy, question.training.precision.name
+    yield from one_rank_order("nanotron", strategy)
     if strategy.pipeline_schedule not in ENGINES or strategy.virtual_pipeline_stages > 1:
         given = f"{strategy.pipeline_schedule.value} with {strategy.virtual_pipeline_stages} virtual stages"
         yield Fault(field="pipeline_schedule", given=given, required="nanotron runs 1f1b and gpipe (afab)", fix="schedule=1f1b,vpp=1")

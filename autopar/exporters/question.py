@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,9 @@ from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.pipeline_shape import PipelineShape
 from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.schedule import stage_holders
-from autopar.costmodel.spec.strategy import EMPTY_ENDS, ContextParallelKind, PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import EMPTY_ENDS, ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.cluster import ClusterSpec
@@ -105,6 +107,8 @@ def canonical(problem: Problem, strategy: Strategy) -> Strategy:
         changes["context_parallel_kind"] = ContextParallelKind.RING
     if problem.model.moe is None:
         changes |= {"expert_parallel_size": 1, "expert_tensor_parallel_size": 1}
+    if strategy.pipeline_parallel_size == 1 or strategy.data_parallel_size == 1:
+        changes["rank_order"] = RankOrder.TP_CP_DP_PP
     if strategy.pipeline_parallel_size == 1 and strategy.virtual_pipeline_stages == 1:
         changes["pipeline_schedule"] = PipelineSchedule.ONE_F_ONE_B
     layers = stage_layers(problem, strategy)
@@ -128,3 +132,11 @@ def _lowest_stage(problem: Problem, strategy: Strategy) -> int:
     framework = problem.framework
     stages = framework.zero_stages_with_pipeline if strategy.pipeline_parallel_size > 1 else framework.zero_stages
     return min(stages, default=0)
+
+
+def one_rank_order(name: str, strategy: Strategy) -> Iterator[Fault]:
+    """A fault where ``strategy`` numbers ranks otherwise than the framework ``name`` always does."""
+    usual = RankOrder.TP_CP_DP_PP
+    if strategy.rank_order is not usual:
+        required = f"{name} always numbers ranks {usual.value}"
+        yield Fault(field="rank_order", given=strategy.rank_order.value, required=required, fix=f"order={usual.value}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.layout import RankLayout
-from autopar.costmodel.spec.strategy import Strategy
+from autopar.costmodel.spec.strategy import RankOrder, Strategy
 
 from . import launch
 from .exporter import ExportedFile
@@ -83,13 +83,13 @@ class Slurm(Torchrun):
         return (ExportedFile(path="job.sbatch", text="\n".join([first, *directives, rest]), executable=True), ranks_file(question))
 
 
-_LISTS = ("pipeline_layers", "stage_recompute_layers")
+_SAID_APART = ("pipeline_layers", "stage_recompute_layers", "rank_order")
 
 
 def environment(question: Question) -> dict[str, str]:
     """The allocator's setting, and the plan's sizes by their names."""
     strategy = question.strategy
-    values = {f.name: getattr(strategy, f.name) for f in fields(Strategy) if f.name not in _LISTS}
+    values = {f.name: getattr(strategy, f.name) for f in fields(Strategy) if f.name not in _SAID_APART}
     sizes = {f"{_PREFIX}{name.upper()}": str(getattr(value, "value", value)).lower() for name, value in values.items()}
     training = {
         f"{_PREFIX}GLOBAL_BATCH_SIZE": str(question.training.global_batch_size),
@@ -99,6 +99,8 @@ def environment(question: Question) -> dict[str, str]:
     }
     if strategy.stage_recompute_layers:
         training[f"{_PREFIX}STAGE_RECOMPUTE_LAYERS"] = ",".join(map(str, strategy.stage_recompute_layers))
+    if strategy.rank_order is not RankOrder.TP_CP_DP_PP:
+        training[f"{_PREFIX}RANK_ORDER"] = strategy.rank_order.value
     return {**launch.ALLOCATOR, **sizes, **training}
 
 
@@ -108,11 +110,15 @@ def rank_order(strategy: Strategy) -> str:
 
 
 def ranks_file(question: Question) -> ExportedFile:
-    """The size and the stride of every axis of the dense and the expert grid: rank = sum of coordinate x stride."""
+    """The size and the stride of every axis of the dense and the expert grid: rank = sum of coordinate x stride.
+
+    Without the expert grid where it has no strides, as under a dense model whose stages lie between replicas.
+    """
     ranks = RankLayout.of(question.strategy)
     grids = {
         name: [{"axis": axis, "size": size, "stride": stride} for axis, (size, stride) in ranks.axes(expert=expert).items()]
         for name, expert in (("dense", False), ("expert", True))
+        if not expert or ranks.expert_grid_has_strides
     }
     document = {"world_size": ranks.world_size, "gpus_per_node": launch.gpus_per_node(question.cluster), **grids}
     return ExportedFile(path="ranks.json", text=json.dumps(document, indent=2) + "\n")

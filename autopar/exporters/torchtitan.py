@@ -12,6 +12,7 @@ from autopar.costmodel.spec.strategy import ContextParallelKind, Recompute
 from . import launch
 from . import torchtitan_settings as titan
 from .exporter import ExportedFile
+from .question import one_rank_order
 from .rule import BrokenRule, Configuration, Enforcement, broken, inexpressible
 from .settings import Settings, Value
 from .torchtitan_models import TITAN_MODELS, TitanModel
@@ -85,6 +86,7 @@ def plan_faults(question: Question) -> Iterator[Fault]:
     if precision not in titan.PRECISIONS:
         required = f"torchtitan has {', '.join(titan.PRECISIONS)}"
         yield Fault(field="precision", given=precision, required=required, fix="plan with --precision bf16")
+    yield from one_rank_order("torchtitan", strategy)
     if not titan.schedule_name(question):
         required = "torchtitan runs gpipe and 1f1b, interleaved_1f1b with virtual stages, and zero_bubble with two of them"
         given = f"{strategy.pipeline_schedule.value} with {strategy.virtual_pipeline_stages} virtual stages"

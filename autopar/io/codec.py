@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from autopar.costmodel.spec.errors import AutoparError, Fault, InvalidInputError, raise_if
+from autopar.costmodel.spec.strategy import LEFT_OUT
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -47,7 +48,11 @@ def to_plain(value: object, path: str = "$") -> JsonValue:
         case tuple() | list():
             return [to_plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
     if is_dataclass(value):
-        return {name: to_plain(_as_declared(value, name, kind), f"{path}.{name}") for name, kind in _declared(cast(Any, type(value)))}
+        return {
+            name: to_plain(_as_declared(value, name, kind), f"{path}.{name}")
+            for name, kind, usual in _declared(cast(Any, type(value)))
+            if usual is MISSING or getattr(value, name) != usual
+        }
     raise AutoparError(f"{path} is a {type(value).__name__}, which has no form in JSON")
 
 
@@ -103,9 +108,13 @@ def json_schema(kind: type) -> dict[str, Any]:
 
 
 @cache
-def _declared(kind: Hashable) -> tuple[tuple[str, object], ...]:
-    """Fields of a dataclass and their annotations; the version of a document first, where a reader looks for it."""
-    return tuple(sorted(((f.name, f.type) for f in fields(cast(Any, kind))), key=lambda field: field[0] != "schema_version"))
+def _declared(kind: Hashable) -> tuple[tuple[str, object, object], ...]:
+    """Fields of a dataclass, their annotations and the default at which they are left out, MISSING where they never are.
+
+    The version of a document comes first, where a reader looks for it.
+    """
+    declared = ((f.name, f.type, f.default if f.metadata == LEFT_OUT else MISSING) for f in fields(cast(Any, kind)))
+    return tuple(sorted(declared, key=lambda field: field[0] != "schema_version"))
 
 
 def _as_declared(value: object, name: str, kind: object) -> object:

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from autopar.costmodel.spec.errors import Fault, raise_if
 from autopar.costmodel.spec.framework import ExecutionProfile
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
 
 SHORT_NAMES: dict[str, str] = {
     "tp": "tensor_parallel_size",
@@ -25,17 +25,25 @@ SHORT_NAMES: dict[str, str] = {
     "zero": "zero_stage",
     "recompute": "recompute",
     "recompute_layers": "num_recompute_layers",
+    "order": "rank_order",
 }
 
 CHOICES: dict[str, type[StrEnum]] = {
     "pipeline_schedule": PipelineSchedule,
     "context_parallel_kind": ContextParallelKind,
     "recompute": Recompute,
+    "rank_order": RankOrder,
 }
 
 _FIELDS = {**SHORT_NAMES, **{name: name for name in SHORT_NAMES.values()}}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_OFF: dict[str, bool | int | str] = {"zero_stage": 0, "num_recompute_layers": 0, "sequence_parallel": False, "recompute": "none"}
+_OFF: dict[str, bool | int | str] = {
+    "zero_stage": 0,
+    "num_recompute_layers": 0,
+    "sequence_parallel": False,
+    "recompute": "none",
+    "rank_order": RankOrder.TP_CP_DP_PP.value,
+}
 
 
 def short_name(field: str) -> str:
@@ -231,9 +239,9 @@ def _value(field: str, text: str, where: str, faults: list[Fault]) -> bool | int
     lowered = text.strip().lower()
     if (choice := CHOICES.get(field)) is not None:
         allowed = [member.value for member in choice]
-        value = lowered.replace("-", "_")
-        if value in allowed:
-            return value
+        spelled = {member.replace("-", "_"): member for member in allowed}
+        if (value := lowered.replace("-", "_")) in spelled:
+            return spelled[value]
         faults.append(Fault(field=where, given=repr(text), required=f"one of {', '.join(allowed)}"))
         return ""
     if field == "sequence_parallel":

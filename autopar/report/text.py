@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from autopar.costmodel.spec.estimate import Estimate, StageEstimate
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
+from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy, split_text
 from autopar.costmodel.spec.units import GIB, TERA, format_bytes, format_count, format_seconds
 
 from .goodput import BEST, aims_parts
@@ -91,6 +91,8 @@ def strategy_rows(strategy: Strategy, global_batch_size: int) -> Iterator[tuple[
         yield "context parallel", f"{strategy.context_parallel_size}, {strategy.context_parallel_kind.value}"
     if strategy.expert_parallel_size > 1 or strategy.expert_tensor_parallel_size > 1:
         yield "expert parallel", f"{strategy.expert_parallel_size}, tensor parallel {strategy.expert_tensor_parallel_size} inside"
+    if strategy.rank_order is not RankOrder.TP_CP_DP_PP:
+        yield "order of ranks", strategy.rank_order.value
     yield "micro-batch", _batch_split(strategy, global_batch_size)
     yield "recompute", _recompute_text(strategy)
 

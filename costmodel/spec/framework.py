@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .strategy import ContextParallelKind, PipelineSchedule
+from .strategy import ContextParallelKind, PipelineSchedule, RankOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +129,8 @@ class ExecutionProfile:
     sequence_parallel: bool
     empty_end_stages: bool
     """The first virtual stage may hold the embedding alone, and the last one the head (Megatron counts each as a layer)."""
+    rank_orders: tuple[RankOrder, ...]
+    """How it can number ranks, its own default first."""
     recompute_by_stage: bool
     """Each virtual stage can recompute a number of layers of its own; else they all recompute as many."""
     source: str

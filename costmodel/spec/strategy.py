@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, heappushpop
 from itertools import groupby
+from types import MappingProxyType
 
 from .errors import Fault, raise_if
+
+LEFT_OUT = MappingProxyType({"left_out_of_files": True})
+"""Metadata of a field that a file leaves out at its default: it came later, and what does not use it reads as before."""
 
 
 class Recompute(StrEnum):
@@ -31,6 +35,15 @@ class ContextParallelKind(StrEnum):
     RING = "ring"
     ALL_GATHER = "all_gather"
     ULYSSES = "ulysses"
+
+
+class RankOrder(StrEnum):
+    """How ranks are numbered: the axes of the rank grid, fastest first. The expert axes fold over the data and context ranks."""
+
+    TP_CP_DP_PP = "tp-cp-dp-pp"
+    """Stages are whole blocks of ranks (Megatron's ``tp-cp-ep-dp-pp``): replicas of a stage are neighbours, stages far apart."""
+    TP_CP_PP_DP = "tp-cp-pp-dp"
+    """Pipelines are whole blocks of ranks (``tp-cp-ep-pp-dp``): stages are neighbours, replicas far apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +76,7 @@ class Strategy:
     pipeline_layers: tuple[int, ...] = ()
     stage_recompute_layers: tuple[int, ...] = ()
     """Layers of each virtual stage that ``recompute=full`` covers, in model order; empty: ``num_recompute_layers`` on every rank."""
+    rank_order: RankOrder = field(default=RankOrder.TP_CP_DP_PP, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         at_least_one = [f.name for f in fields(self) if f.name.endswith("_size") or f.name == "virtual_pipeline_stages"]
@@ -105,6 +119,8 @@ class Strategy:
             parts.append(self.pipeline_schedule.value)
         if self.pipeline_layers:
             parts.append(f"layers={split_text(self.pipeline_layers)}")
+        if self.rank_order is not RankOrder.TP_CP_DP_PP:
+            parts.append(f"order={self.rank_order.value}")
         recompute = self.recompute.value
         if self.stage_recompute_layers:
             recompute += f"(layers={split_text(self.stage_recompute_layers)})"

@@ -14,7 +14,7 @@ from autopar.costmodel.pipeline_shape import PipelineShape
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.reshard import _boundaries, node_load_bytes, resharding
 from autopar.costmodel.spec.layout import RankLayout
-from autopar.costmodel.spec.strategy import PipelineSchedule, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Strategy
 from autopar.request import resized
 from tests.costmodel.problems import DENSE, EXPERTS, problem
 
@@ -52,6 +52,7 @@ def strategy(**sizes: int) -> Strategy:
 
 LAYOUTS = [
     strategy(tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=4),
+    replace(strategy(tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=4), rank_order=RankOrder.TP_CP_PP_DP),
     strategy(tensor_parallel_size=4, data_parallel_size=4, zero_stage=3),
     strategy(tensor_parallel_size=1, pipeline_parallel_size=4, data_parallel_size=4, zero_stage=0),
     replace(

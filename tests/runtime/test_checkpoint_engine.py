@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autopar.costmodel.spec.strategy import Strategy
+from autopar.costmodel.spec.strategy import RankOrder, Strategy
 from autopar.costmodel.spec.training import PRECISIONS
 from autopar.runtime.checkpoint import newest
 from autopar.runtime.checkpoint_index import read_index
@@ -77,6 +77,7 @@ LAYOUTS = (
     TP,
     Strategy(tensor_parallel_size=2, data_parallel_size=2, zero_stage=1),
     Strategy(tensor_parallel_size=2, pipeline_parallel_size=2),
+    Strategy(pipeline_parallel_size=2, data_parallel_size=2, zero_stage=1, rank_order=RankOrder.TP_CP_PP_DP),
 )
 
 

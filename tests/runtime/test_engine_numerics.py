@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autopar.costmodel.spec.schedule import build_schedule
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy
 from autopar.costmodel.spec.training import PRECISIONS
 from autopar.runtime.engine import Engine, EngineOptions
 
@@ -119,6 +119,22 @@ def test_all_axes_on_eight_ranks() -> None:
     )
 
 
+def test_stages_between_replicas_train_the_same() -> None:
+    """The other order of ranks: every stage's replicas lie apart, also under copies of stages and shard groups."""
+    other = RankOrder.TP_CP_PP_DP
+    check(
+        8,
+        [
+            plan(tp=2, pp=2, dp=2, mbs=1, zero=1, sp=True, rank_order=other),
+            plan(pp=2, vpp=2, dp=4, mbs=1, zero=3, schedule=INTERLEAVED, shard_group_size=2, rank_order=other),
+            plan(tp=2, pp=2, dp=2, mbs=1, zero=0, schedule=DUALPIPE, rank_order=other),
+        ],
+        steps=2,
+        tied_embeddings=True,
+        inspect=runs_its_schedule,
+    )
+
+
 def test_the_norm_counts_every_gradient_once() -> None:
     """Clipped to a tenth of their norm, so that a wrong one would show in the parameters; the norm itself is compared too."""
     clipped = EngineOptions(precision=PRECISIONS["fp32"], max_grad_norm=0.1)
@@ -129,6 +145,7 @@ def test_the_norm_counts_every_gradient_once() -> None:
         plan(tp=2, pp=2, mbs=1, sp=True),
         plan(pp=2, vpp=2, dp=2, mbs=1, zero=2, schedule=ZERO_BUBBLE),
         plan(pp=4, mbs=1, schedule=DUALPIPE),
+        plan(pp=2, dp=2, mbs=1, zero=1, rank_order=RankOrder.TP_CP_PP_DP),
     ]
     check(4, plans, steps=2, options=clipped, tied_embeddings=True)
 

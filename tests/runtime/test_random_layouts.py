@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy
 from autopar.costmodel.spec.training import PRECISIONS
 from autopar.runtime.build import EngineOptions
 from autopar.runtime.engine import Engine, build_engine
@@ -41,6 +41,7 @@ FOURS = (
     Strategy(tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=2),
     Strategy(tensor_parallel_size=2, data_parallel_size=2, zero_stage=2),
     Strategy(pipeline_parallel_size=2, data_parallel_size=2, zero_stage=1, recompute=Recompute.FULL),
+    Strategy(pipeline_parallel_size=2, data_parallel_size=2, zero_stage=1, rank_order=RankOrder.TP_CP_PP_DP),
 )
 
 

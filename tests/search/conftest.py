@@ -34,15 +34,25 @@ MakeProblem = Callable[..., Problem]
 
 @pytest.fixture(scope="session")
 def make_problem() -> MakeProblem:
-    """A problem on ``gpus`` GPUs; ``memory_bytes`` and framework fields may be overridden."""
+    """A problem on ``gpus`` GPUs; ``memory_bytes`` and framework fields may be overridden, and the size of a ``node``."""
 
     def make(
         model: ModelSpec | str = DENSE, *, gpus: int = 8, batch: int = 16, length: int = 2048, memory: float | None = None, **framework: Any
     ) -> Problem:
         name = framework.pop("framework", "megatron-core")
-        precision = framework.pop("precision", None)
-        problem, _ = build_problem(model, gpus=gpus, global_batch_size=batch, sequence_length=length, framework=name, precision=precision)
+        precision, node = framework.pop("precision", None), framework.pop("node", 0)
+        problem, _ = build_problem(
+            model,
+            gpus=max(gpus, 16) if node else gpus,
+            global_batch_size=batch,
+            sequence_length=length,
+            framework=name,
+            precision=precision,
+        )
         cluster = problem.cluster
+        if node:
+            inner = replace(cluster.tiers[0], domain_size=node)
+            cluster = replace(cluster, num_gpus=gpus, gpus_per_node=node, tiers=(inner, *cluster.tiers[1:]))
         if memory is not None:
             cluster = replace(cluster, device=replace(cluster.device, memory_bytes=int(memory)))
         return replace(problem, cluster=cluster, framework=replace(problem.framework, **framework))

@@ -15,7 +15,7 @@ from autopar.catalog.hardware import device
 from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.schedule import schedule_faults
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy, balanced_layers
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy, balanced_layers
 from autopar.search import feasibility
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16])
@@ -37,6 +37,7 @@ STRATEGIES = st.builds(
     recompute=st.sampled_from(list(Recompute)),
     num_recompute_layers=st.sampled_from([0, 0, 1, 2, 5]),
     pipeline_layers=st.sampled_from([(), (), (3, 3), (2, 2, 2), (6,), (5, 1), (6, 0), (0, 3, 0, 3), (2, 2)]),
+    rank_order=st.sampled_from(list(RankOrder)),
     stage_recompute_layers=st.sampled_from([(), (), (), (3, 3), (3, 1), (0, 2, 2), (6,), (4, 1), (2, 2)]),
 )
 PROBLEMS = (
@@ -108,6 +109,15 @@ def _aligned(problem: Problem, s: Strategy) -> bool:
     pieces = s.context_parallel_size * (s.tensor_parallel_size if s.sequence_parallel else 1)
     rows = problem.training.sequence_length * s.micro_batch_size
     return all(w % (16 * s.tensor_parallel_size) == 0 for w in widths) and rows % (8 * pieces) == 0
+
+
+def _same_stages(problem: Problem, s: Strategy) -> bool:
+    """Megatron makes the stages of both grids by strides, and asks that they are the same."""
+    if problem.model.moe is None or s.rank_order is RankOrder.TP_CP_DP_PP:
+        return True
+    dense = s.tensor_parallel_size * s.context_parallel_size
+    experts = s.expert_tensor_parallel_size * s.expert_parallel_size
+    return all(rank // dense % s.pipeline_parallel_size == rank // experts % s.pipeline_parallel_size for rank in range(dense + experts))
 
 
 ORACLES: dict[str, Oracle] = {
@@ -187,6 +197,8 @@ ORACLES: dict[str, Oracle] = {
     "shard_group": lambda _, s: (
         s.shard_group_size == 0 or (s.zero_stage > 0 and s.data_parallel_size * s.context_parallel_size % s.shard_group_size == 0)
     ),
+    "rank_order": lambda p, s: s.rank_order in p.framework.rank_orders,
+    "rank_order_experts": _same_stages,
     "recomputed_layers": lambda p, s: (
         s.num_recompute_layers == 0
         or (s.recompute is Recompute.FULL and s.num_recompute_layers <= -(-p.model.num_layers // s.pipeline_parallel_size))

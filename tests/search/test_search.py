@@ -15,7 +15,7 @@ from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.memory import least_state_bytes
 from autopar.costmodel.pipeline_shape import lighter_split
 from autopar.costmodel.problem import Problem
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy, split_text
+from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy, split_text
 from autopar.costmodel.step import evaluate, peak_memory_bytes
 from autopar.request import resized
 from autopar.search import Constraints, enumerate_space, feasibility, search, smallest_cluster
@@ -46,7 +46,8 @@ def _loop(problem: Problem) -> list[Strategy]:
     ]  # fmt: skip
     # Of the axes below, only the batch and the sharding rules speak, which are asked again of the finished rows.
     rows = _accepted(problem, rows, without=("zero_stage", "schedule_microbatches"))
-    rows = [replace(r, zero_stage=z, micro_batch_size=m) for r, z, m in itertools.product(rows, problem.framework.zero_stages, micro)]
+    zero, orders = problem.framework.zero_stages, RankOrder
+    rows = [replace(r, zero_stage=z, micro_batch_size=m, rank_order=o) for r, z, m, o in itertools.product(rows, zero, micro, orders)]
     rows = _accepted(problem, rows)
     tastes = [preference.mask(problem, StrategyColumns.of(rows)) for preference in feasibility.PREFERENCES]
     liked = [row for row, ok in zip(rows, np.all(tastes, axis=0), strict=True) if ok]
@@ -100,6 +101,8 @@ CASES = {
     "experts": ("experts", {"memory": 14e9, "batch": 4}),
     "heavy head": ("heavy_head", {"memory": 12e9, "batch": 8}),
     "heavy head, every schedule": ("heavy_head", {"gpus": 4, "batch": 8, "memory": 18e9, "schedules": tuple(PipelineSchedule)}),
+    "two nodes": ("dense", {"memory": 20e9, "batch": 8, "node": 4}),
+    "nodes of two, experts": ("experts", {"memory": 14e9, "batch": 4, "node": 2}),
     "schedules": ("dense", {"memory": 11e9, "gpus": 4, "schedules": tuple(PipelineSchedule), "batch": 8}),
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autopar.costmodel.columns import CONTEXT_KINDS, SCHEDULES, StrategyColumns
+from autopar.costmodel.columns import CONTEXT_KINDS, RANK_ORDERS, SCHEDULES, StrategyColumns
 from autopar.costmodel.spec.errors import InvalidInputError
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
 from autopar.search import Constraints, enumerate_space, feasibility
@@ -24,6 +24,7 @@ def _product(space: Space) -> list[Strategy]:
         fields = {name: v for axis, row in zip(space.axes, values, strict=True) for name, v in zip(axis.names, row, strict=True)}
         fields["pipeline_schedule"] = SCHEDULES[fields["pipeline_schedule"]]
         fields["context_parallel_kind"] = CONTEXT_KINDS[fields["context_parallel_kind"]]
+        fields["rank_order"] = RANK_ORDERS[fields["rank_order"]]
         fields["sequence_parallel"] = bool(fields["sequence_parallel"])
         ranks = fields["tensor_parallel_size"] * fields["pipeline_parallel_size"] * fields["context_parallel_size"]
         rows.append(Strategy(**fields, data_parallel_size=max(1, space.problem.cluster.num_gpus // ranks)))
@@ -35,12 +36,14 @@ def _strategies(space: Space) -> list[Strategy]:
 
 
 @pytest.mark.parametrize("rows_per_slice", [7, 16_384])
-@pytest.mark.parametrize("kind", ["dense", "experts"])
+@pytest.mark.parametrize(("kind", "node"), [("dense", 0), ("experts", 0), ("dense", 2), ("experts", 2)])
 def test_space_is_the_thinned_product(
-    kind: str, rows_per_slice: int, request: Any, make_problem: Any, monkeypatch: pytest.MonkeyPatch
+    kind: str, node: int, rows_per_slice: int, request: Any, make_problem: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(space_module, "ROWS_PER_SLICE", rows_per_slice)
-    problem = make_problem(request.getfixturevalue(kind), gpus=6, batch=6, schedules=tuple(PipelineSchedule), zero_stages=(0, 1, 3))
+    problem = make_problem(
+        request.getfixturevalue(kind), gpus=6, batch=6, schedules=tuple(PipelineSchedule), zero_stages=(0, 1, 3), node=node
+    )
     limits = Constraints(maximum={"micro_batch_size": 3, "expert_parallel_size": 2, "pipeline_parallel_size": 3})
     space = Space.of(problem, limits)
     found = _strategies(space)
@@ -55,6 +58,7 @@ def test_space_is_the_thinned_product(
     plain = {replace(row, pipeline_layers=()) for row in found}
     assert sorted(map(repr, plain)) == sorted(repr(row) for row, ok in zip(whole, alive, strict=True) if ok)
     assert len(found) == len(set(found)) > 20
+    assert len({row.rank_order for row in found}) == (2 if node else 1)
     choices = [int(space.recompute.count(problem, columns.pipeline_parallel_size[i : i + 1])[0]) for i in range(len(whole))]
     assert space.size == sum(choices)
     assert sum(space.rejected.values()) == sum(c for c, ok in zip(choices, alive, strict=True) if not ok)

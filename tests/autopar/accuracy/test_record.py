@@ -12,7 +12,7 @@ from autopar.accuracy.record import Measured, append_runs, run_of
 from autopar.accuracy.runs import read_runs
 from autopar.catalog.models import model
 from autopar.costmodel.spec.errors import InvalidInputError
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy
 from autopar.costmodel.spec.training import PRECISIONS, TrainingSpec
 
 STRATEGY = Strategy(
@@ -55,6 +55,13 @@ def test_a_row_means_the_run_it_was_made_of(tmp_path: Path, zero_stage: int) -> 
     assert case.problem.training == measured.training
     assert (case.measured_seconds, case.measured_bytes) == (0.25, 30e9)
     assert case.memory_is_allocated
+
+
+def test_a_row_keeps_the_order_of_ranks() -> None:
+    strategy = replace(STRATEGY, rank_order=RankOrder.TP_CP_PP_DP)
+    case = case_of(run_of(replace(MEASURED, strategy=strategy, notes="at night"), "first"))
+    assert isinstance(case, Case), case
+    assert case.strategy.rank_order is RankOrder.TP_CP_PP_DP
 
 
 def test_rows_are_added_and_none_is_lost(tmp_path: Path) -> None:

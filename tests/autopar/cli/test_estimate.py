@@ -32,6 +32,21 @@ def test_flags_are_the_strategy(autopar) -> None:
     assert len(outcome.document["stages"]) == 4
 
 
+def test_the_order_of_ranks_is_a_flag_and_shown_where_it_is_not_the_usual_one(autopar) -> None:
+    asked = ("--model", "gpt-1.2b", "--gpus", 16, "--tp", 2, "--pp", 2, "--gbs", 64)
+    usual, other = (autopar("estimate", *asked, "--order", order, "--json").document for order in ("tp-cp-dp-pp", "tp-cp-pp-dp"))
+    assert usual == autopar("estimate", *asked, "--json").document
+    assert usual["time"]["exposed_pipeline_communication"] > other["time"]["exposed_pipeline_communication"]
+    assert usual["peak_memory_bytes"] == other["peak_memory_bytes"]
+    shown = autopar("explain", *asked, "--order", "tp-cp-pp-dp").out
+    assert "order of ranks       tp-cp-pp-dp" in shown
+    assert "order of ranks" not in autopar("explain", *asked).out
+    refused = autopar("estimate", *asked, "--framework", "nanotron", "--order", "tp-cp-pp-dp")
+    assert refused.code == 1
+    assert "rank_order=tp-cp-pp-dp: nanotron" in refused.err
+    assert autopar("estimate", *asked, "--order", "pp-tp-dp").code == 2
+
+
 def test_the_world_size_follows_from_all_sizes(autopar) -> None:
     by_sizes = autopar("estimate", "--model", "gpt-1.2b", "--tp", 2, "--pp", 2, "--dp", 2, "--json")
     by_gpus = autopar("estimate", "--model", "gpt-1.2b", "--tp", 2, "--pp", 2, "--gpus", 8, "--json")

@@ -71,6 +71,7 @@ def test_what_was_said_is_not_an_assumption(autopar) -> None:
         (("--fix", "tp=4,pp=2"), "pipeline_parallel_size", 2),
         (("--fix", "tp=4", "--fix", "recompute=full"), "recompute", "full"),
         (("--fix", "zero_stage=0"), "zero_stage", 0),
+        (("--fix", "order=tp-cp-pp-dp"), "rank_order", "tp-cp-pp-dp"),
     ],
 )
 def test_fixed_values_hold(autopar, flags: tuple[str, ...], field: str, value: object) -> None:

@@ -18,7 +18,7 @@ MEGATRON: dict[str, Change] = {
     "ML-W6": {"expert-tensor-parallel-size": None},
     "ML-W7": {"num-distributed-optimizer-instances": 3},
     "ML-W8": {"tensor-parallel-num-weight-shards": 3},
-    "ML-W9": {"use-tp-pp-dp-mapping": True},
+    "ML-W9": {"use-tp-pp-dp-mapping": True, "use-torch-fsdp2": True},
     "ML-T1": {"num-attention-heads": 33},
     "ML-T2": {"num-query-groups": 3},
     "ML-T3": {"moe-ffn-hidden-size": 14337, "expert-tensor-parallel-size": 2},
@@ -88,6 +88,7 @@ MEGATRON: dict[str, Change] = {
     "MB-10": {"should-pad-vocab": False, "vocab-size": 32001},
     "MB-11": {"expert-model-parallel-size": 8, "expert-tensor-parallel-size": 8},
     "MB-12": {"use-nccl-ub": True},
+    "MB-13": {"use-tp-pp-dp-mapping": True, "context-parallel-size": 2},
 }
 """Of Mixtral 8x7B on 64 GPUs: tp 4, pp 2, dp 8, ep 4."""
 

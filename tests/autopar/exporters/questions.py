@@ -8,7 +8,7 @@ from functools import cache
 from hypothesis import strategies as st
 
 from autopar.costmodel.problem import Problem
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
 from autopar.exporters.question import Question
 from autopar.request import build_problem
 
@@ -87,6 +87,7 @@ def cases(draw: st.DrawFn, *, models: tuple[str, ...] = SMALL, precisions: tuple
         recompute=recompute,
         num_recompute_layers=draw(st.sampled_from((0, 1, 2, 4))) if recompute is Recompute.FULL else 0,
         pipeline_layers=layers,
+        rank_order=draw(st.sampled_from((RankOrder.TP_CP_DP_PP, RankOrder.TP_CP_DP_PP, RankOrder.TP_CP_PP_DP))),
     )
     return Case(model=model, precision=draw(st.sampled_from(precisions)), strategy=strategy)
 

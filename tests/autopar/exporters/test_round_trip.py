@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
 from autopar.exporters import exporter
 from autopar.exporters.export import unsound
 from autopar.exporters.exporter import ExportedFile
@@ -25,6 +25,7 @@ from .questions import Case, cases
 
 HEADER = ["a header"]
 SETTINGS = settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large])
+USUAL = RankOrder.TP_CP_DP_PP
 LOW_PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
 
 
@@ -38,14 +39,15 @@ def _titan(strategy: Strategy) -> Strategy:
     pipelined = strategy.pipeline_parallel_size > 1
     stage = strategy.zero_stage if strategy.zero_stage == 3 else (1 if pipelined else 2) if strategy.zero_stage else 0
     return replace(
-        strategy, zero_stage=stage, context_parallel_kind=ContextParallelKind.ALL_GATHER, expert_tensor_parallel_size=1,
+        strategy, rank_order=USUAL, zero_stage=stage, context_parallel_kind=ContextParallelKind.ALL_GATHER, expert_tensor_parallel_size=1,
         num_recompute_layers=0,
     )  # fmt: skip
 
 
 def _deepspeed(strategy: Strategy) -> Strategy:
     return replace(
-        strategy, sequence_parallel=False, virtual_pipeline_stages=1, pipeline_schedule=PipelineSchedule.ONE_F_ONE_B, pipeline_layers=(),
+        strategy, rank_order=USUAL, sequence_parallel=False, virtual_pipeline_stages=1,
+        pipeline_schedule=PipelineSchedule.ONE_F_ONE_B, pipeline_layers=(),
         context_parallel_kind=ContextParallelKind.ULYSSES, expert_tensor_parallel_size=1, shard_group_size=0, num_recompute_layers=0,
         recompute=Recompute.NONE if strategy.recompute is Recompute.SELECTIVE else strategy.recompute,
     )  # fmt: skip

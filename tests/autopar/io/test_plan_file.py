@@ -15,7 +15,7 @@ from autopar.costmodel.spec.errors import AutoparError, InvalidInputError, Unsup
 from autopar.costmodel.spec.estimate import Estimate, Interval, StageEstimate, StageMemory, TimeBreakdown
 from autopar.costmodel.spec.model import LatentAttention, MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
 from autopar.costmodel.spec.plan import PLAN_SCHEMA_VERSION, Alternative, Plan, PlanInputs, SearchSummary
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
 from autopar.costmodel.spec.training import PRECISIONS, Optimizer, TrainingSpec
 from autopar.io.plan_file import dump_plan, parse_plan, read_plan, write_plan
 
@@ -47,6 +47,7 @@ strategies = st.builds(
     recompute=st.sampled_from(Recompute),
     num_recompute_layers=st.integers(0, 99),
     pipeline_layers=st.lists(size, max_size=4).map(tuple),
+    rank_order=st.sampled_from(RankOrder),
 )
 devices = st.builds(
     DeviceSpec,
@@ -199,6 +200,16 @@ def plan() -> Plan:
 
 def document(plan: Plan) -> dict:
     return json.loads(dump_plan(plan))
+
+
+def test_the_usual_order_of_ranks_is_left_out_and_another_is_kept(plan: Plan) -> None:
+    assert "rank_order" not in document(plan)["strategy"]
+    other = replace(plan, strategy=replace(plan.strategy, rank_order=RankOrder.TP_CP_PP_DP))
+    assert document(other)["strategy"]["rank_order"] == "tp-cp-pp-dp"
+    assert parse_plan(dump_plan(other)) == other
+    said = document(plan)
+    said["strategy"]["rank_order"] = "tp-cp-dp-pp"
+    assert parse_plan(json.dumps(said)) == plan
 
 
 def test_version_comes_first(plan: Plan) -> None:
