@@ -15,7 +15,7 @@ from .layer_communication import scattered_seconds
 from .layer_costs import LayerCosts, LayerSizes
 from .memory import StateBytes
 from .pipeline_shape import PipelineShape
-from .topology import crosses_domain
+from .topology import crosses_domain, far_hops
 
 ADAM_TRAFFIC_BYTES = 2
 """Bytes of the updated low-precision parameter that the optimizer writes, beside reading and writing its states."""
@@ -115,7 +115,8 @@ def _tied_embedding_seconds(inputs: Inputs, costs: LayerCosts) -> Floats:
     """First and last pipeline rank add up their gradients of a tied embedding, after everything else."""
     table = tied_embedding_bytes(inputs, costs)
     distance = costs.shard.tp * costs.shard.cp * costs.shard.dp * (costs.shard.pp - 1)
-    return p2p_seconds(table, crosses_domain(distance, inputs.links), inputs.links)
+    far = far_hops(distance, inputs.links)
+    return p2p_seconds(table, crosses_domain(distance, inputs.links), inputs.links, beyond=far)
 
 
 def _optimizer_seconds(inputs: Inputs, parameters: Floats) -> Floats:

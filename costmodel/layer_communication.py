@@ -111,8 +111,9 @@ def context_seconds(inputs: Inputs, shard: Shard, groups: Groups, forward: Float
         return zero, zero
     links = inputs.links
     block, heads = context_message_bytes(inputs, shard)
-    crosses = groups.context.num_domains > 1
-    ring = (shard.cp - 1) * p2p_seconds(block, crosses, links, sharing=groups.context.concurrent_groups)
+    context = groups.context
+    hop = p2p_seconds(block, context.crosses, links, sharing=context.concurrent_groups, beyond=context.beyond)
+    ring = (shard.cp - 1) * hop
     gathered = all_gather_seconds(block * shard.cp, groups.context, links)
     exchanged = all_to_all_seconds(heads, groups.context, links)
     overlap = inputs.framework.context_overlap

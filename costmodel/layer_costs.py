@@ -15,7 +15,7 @@ from .layer import LayerTimes
 from .layer_communication import Groups
 from .memory import LayerActivations
 from .sharding import LocalParameters, Shard
-from .topology import crosses_domain
+from .topology import Spread, crosses_domain, far_hops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,12 @@ def boundary_crosses_domain(inputs: Inputs, shard: Shard) -> Bools:
     return crosses_domain(shard.tp * shard.cp * shard.dp, inputs.links, shard.pp)
 
 
+def boundary_far_hops(inputs: Inputs, shard: Shard) -> tuple[Spread, ...]:
+    """The same of the tiers beyond the network."""
+    return far_hops(shard.tp * shard.cp * shard.dp, inputs.links, shard.pp)
+
+
 def _boundary_seconds(inputs: Inputs, shard: Shard) -> Floats:
     """All ranks of a node send to their pipeline neighbours at once and share its ports."""
     size, crosses = boundary_message_bytes(inputs, shard), boundary_crosses_domain(inputs, shard)
-    return np.where(shard.pp > 1, p2p_seconds(size, crosses, inputs.links), 0.0)
+    return np.where(shard.pp > 1, p2p_seconds(size, crosses, inputs.links, beyond=boundary_far_hops(inputs, shard)), 0.0)

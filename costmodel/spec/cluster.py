@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -73,6 +73,16 @@ class LinkTier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """The nodes of a cluster in rank order: with g GPUs a node, the i-th runs ranks i g to (i + 1) g - 1."""
+
+    names: tuple[str, ...] = ()
+    """Empty where hosts are not named."""
+    switches: tuple[tuple[str, ...], ...] = ()
+    """For each network tier but the outermost, from the inside out: the switch (leaf, pod, region) that each node is under."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """``num_gpus`` devices in nodes of ``gpus_per_node``, with link tiers from the inside out."""
 
@@ -82,9 +92,11 @@ class ClusterSpec:
     num_gpus: int
     tiers: tuple[LinkTier, ...]
     sources: Mapping[str, str]
+    hosts: Hosts | None = None
+    """Where the user named hosts, or they lie unevenly under the switches. Since 1.2."""
 
     def __post_init__(self) -> None:
-        faults = []
+        faults = list(self._faults_of_hosts())
         if self.num_gpus < 1 or self.num_gpus > 10_000_000:
             faults.append(Fault(field="num_gpus", given=str(self.num_gpus), required="an integer from 1 to 10,000,000"))
         if self.gpus_per_node < 1:
@@ -101,6 +113,36 @@ class ClusterSpec:
             if not tier.bandwidth > 0 or not tier.latency_seconds >= 0 or not tier.oversubscription >= 1
         ]
         raise_if(faults)
+
+    def _faults_of_hosts(self) -> Iterator[Fault]:
+        if self.hosts is None or self.gpus_per_node < 1:
+            return
+        tiers = len(self.tiers) - 1 - self._first_network
+        if len(self.hosts.switches) > max(tiers, 0):
+            given, required = f"{len(self.hosts.switches)} levels of switches", f"at most {max(tiers, 0)}, those inside the outermost tier"
+            yield Fault(field="hosts.switches", given=given, required=required)
+        counts = {"names": len(self.hosts.names) or self.num_nodes}
+        counts |= {f"switches[{level}]": len(row) for level, row in enumerate(self.hosts.switches)}
+        for name, count in counts.items():
+            if count != self.num_nodes:
+                yield Fault(field=f"hosts.{name}", given=f"{count} nodes", required=f"one for each of the {self.num_nodes} nodes")
+
+    @property
+    def _first_network(self) -> int:
+        """Place of the innermost tier that joins nodes."""
+        return next((place for place, tier in enumerate(self.tiers) if tier.kind is LinkKind.NETWORK), len(self.tiers))
+
+    @property
+    def domain_sizes(self) -> tuple[int, ...]:
+        """GPUs of one domain of each tier, as jobs are placed (:attr:`fast_domain_size`); the outermost one's are all."""
+        placed, rated = self.fast_domain_size, self.tiers[0].domain_size or self.num_gpus
+        sizes = (placed, *(tier.domain_size * placed // rated if tier.domain_size else self.num_gpus for tier in self.tiers[1:]))
+        return tuple(min(size, self.num_gpus) for size in sizes)
+
+    def switches_of(self, tier: int) -> tuple[str, ...]:
+        """The domain of tier ``tier`` that each node is in, by name; empty where :attr:`hosts` does not say."""
+        level = tier - self._first_network
+        return self.hosts.switches[level] if self.hosts is not None and 0 <= level < len(self.hosts.switches) else ()
 
     @property
     def num_nodes(self) -> int:
