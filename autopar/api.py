@@ -87,7 +87,7 @@ def plan(
 
     >>> autopar.plan("gpt-175b", gpus=256).strategy.describe()
     """
-    from autopar.planning import nothing_fits, planned, searched
+    from autopar.planning import nothing_fits, planned, replaced, searched
 
     faults: list[Fault] = []
     effort = gather(faults, lambda: effort_of(stages, time_limit, progress))
@@ -105,6 +105,8 @@ def plan(
             limit = f"{effort.watch.time_limit_seconds:g} s"
             raise NoPlanError(f"the time limit of {limit} ended the search before a strategy that fits was found")
         raise nothing_fits(asked.problem, asked.constraints, result, asked.texts)
+    asked, result = replaced(asked, result, top=max(top, 1), effort=effort)
+    assert result.best is not None, "the second search stands only where it found something"
     return planned(asked, result.best, result, top=max(top, 1))
 
 

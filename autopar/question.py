@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.cluster import ClusterSpec
     from autopar.costmodel.spec.measured import MeasuredProfile
     from autopar.costmodel.spec.model import ModelSpec
+    from autopar.io.switch_tree import SwitchTree
     from autopar.search import Constraints, Progress, Stages, Watch
     from autopar.sizing import Missed, Task
 
@@ -34,6 +35,8 @@ class Inputs(TypedDict, total=False):
     memory_reserve: str | int | None
     profile: str | Path | Calibration | MeasuredProfile | None
     allow_other_device: bool
+    topology: str | Path | SwitchTree | None
+    hosts: str | Path | Sequence[str] | None
 
 
 class Question(Inputs, total=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.hardware import HardwareProfile
     from autopar.costmodel.spec.measured import MeasuredProfile
     from autopar.costmodel.spec.plan import Plan
+    from autopar.io.switch_tree import SwitchTree
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ def build_problem(
     memory_reserve: str | int | None = None,
     profile: str | Path | Calibration | MeasuredProfile | None = None,
     allow_other_device: bool = False,
+    topology: str | Path | SwitchTree | None = None,
+    hosts: str | Path | Sequence[str] | None = None,
 ) -> tuple[Problem, tuple[str, ...]]:
     """The problem, and one line for each thing assumed.
 
@@ -59,6 +62,10 @@ def build_problem(
         profile: file written by ``autopar profile`` (measured times) or ``autopar calibrate`` (constants), or its content; or the
             name of a measured profile of the catalog.
         allow_other_device: use measured times of another device than the cluster's.
+        topology: the switches above the hosts: Slurm's ``topology.conf``, a TOML or JSON list of hosts with their switches, a
+            ``[fabric]`` table, or the name of a fabric of the catalog.
+        hosts: the nodes of the job, ``"node[001-032,040]"``, a file of them or their names; all of the topology's if left out.
+            Without ``gpus`` the job is as large as its hosts.
 
     Raises:
         InvalidInputError: with all faults of the question at once.
@@ -67,7 +74,7 @@ def build_problem(
     notes: list[str] = []
     faults: list[Fault] = []
     found_model = gather(faults, lambda: resolve_model(model))
-    found_cluster = gather(faults, lambda: resolve_cluster(cluster, gpus, gpu, notes))
+    found_cluster = gather(faults, lambda: _placed_cluster(cluster, gpus, gpu, topology, hosts, notes))
     reserve = gather(faults, lambda: _reserve(memory_reserve))
     execution = gather(faults, lambda: _framework(framework))
     given = gather(faults, lambda: _profile(profile))
@@ -271,6 +278,27 @@ def resolve_cluster(cluster: str | Path | ClusterSpec | None, gpus: int | None, 
     else:
         notes.append(f"nodes: {found.id}, {found.gpus_per_node} GPUs each (usual for {found.device.name})")
     return found
+
+
+def _placed_cluster(
+    cluster: str | Path | ClusterSpec | None,
+    gpus: int | None,
+    gpu: str | None,
+    topology: str | Path | SwitchTree | None,
+    hosts: str | Path | Sequence[str] | None,
+    notes: list[str],
+) -> ClusterSpec:
+    """The cluster, with the hosts and switches that were given."""
+    if topology is None and hosts is None:
+        return resolve_cluster(cluster, gpus, gpu, notes)
+    from autopar.placing import Topology
+
+    given = Topology(topology, hosts)
+    if gpus is None and given.names and not isinstance(cluster, ClusterSpec):
+        one = resolve_cluster(cluster, 1, gpu, [])
+        gpus = len(given.names) * one.gpus_per_node
+        notes.append(f"GPUs: {gpus}, {one.gpus_per_node} on each of the {len(given.names)} hosts")
+    return given.on(resolve_cluster(cluster, gpus, gpu, notes), notes)
 
 
 def _refuse_other_size(cluster: ClusterSpec, gpus: int | None) -> None:

@@ -15,7 +15,7 @@ from .columns import Bools, Floats, Shared
 from .spec.cluster import ClusterSpec
 
 Ints = npt.NDArray[np.int64]
-_Found = tuple[float, float, float]
+_Found = tuple[float, float, float, float]
 _Find = Callable[[int, int], _Found]
 
 
@@ -31,22 +31,23 @@ class DomainMap(Shared):
         self._spreads: dict[tuple[int, int], _Found] = {}
         self._hops: dict[tuple[int, int], _Found] = {}
 
-    def spread(self, size: npt.ArrayLike, stride: npt.ArrayLike) -> tuple[Floats, Floats, Floats]:
+    def spread(self, size: npt.ArrayLike, stride: npt.ArrayLike) -> tuple[Floats, Floats, Floats, Floats]:
         """Of the groups of ``size`` ranks, ``stride`` apart, the worst: fewest members in a domain, most passages of a ring
-        from one domain to another (1 where there are none), most messages out of a domain, a GPU of it, in one turn of all rings.
+        from one domain to another (1 where there are none), most messages out of a domain in one turn of all rings, for each GPU of
+        it and in all.
         """
         return self._looked_up(size, stride, self._spreads, self._spread)
 
-    def hops(self, size: npt.ArrayLike, distance: npt.ArrayLike) -> tuple[Bools, Floats]:
+    def hops(self, size: npt.ArrayLike, distance: npt.ArrayLike) -> tuple[Bools, Floats, Floats]:
         """Whether some neighbours of a line of ``size`` ranks, ``distance`` apart, sit in different domains, and how many ranks
-        of a domain at most send out of it, a GPU of it.
+        of a domain at most send out of it, for each GPU of it and in all.
         """
-        crossed, load, _ = self._looked_up(size, distance, self._hops, self._hop)
-        return crossed > 0, load
+        crossed, load, messages, _ = self._looked_up(size, distance, self._hops, self._hop)
+        return crossed > 0, load, messages
 
     def _looked_up(
         self, size: npt.ArrayLike, stride: npt.ArrayLike, known: dict[tuple[int, int], _Found], find: _Find
-    ) -> tuple[Floats, Floats, Floats]:
+    ) -> tuple[Floats, Floats, Floats, Floats]:
         sizes, strides = np.broadcast_arrays(np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64))
         shape = sizes.shape
         pairs, place = np.unique(np.stack([sizes.ravel(), strides.ravel()], axis=1), axis=0, return_inverse=True)
@@ -55,8 +56,8 @@ class DomainMap(Shared):
             if (ranks, step) not in known:
                 known[ranks, step] = find(ranks, step)
             rows.append(known[ranks, step])
-        table = np.array(rows, dtype=np.float64)[place.ravel()].reshape(*shape, 3)
-        return table[..., 0], table[..., 1], table[..., 2]
+        table = np.array(rows, dtype=np.float64)[place.ravel()].reshape(*shape, 4)
+        return table[..., 0], table[..., 1], table[..., 2], table[..., 3]
 
     def _groups(self, size: int, stride: int) -> Ints:
         """Domains of the members, one group a row; ranks past the last whole group are left out."""
@@ -67,13 +68,13 @@ class DomainMap(Shared):
     def _spread(self, size: int, stride: int) -> _Found:
         groups = self._groups(size, stride)
         if size == 1 or not len(groups):  # no such group: no strategy that runs asks for it
-            return float(size), 1.0, 1.0 / size
+            return float(size), 1.0, 1.0 / size, 0.0
         leaves = groups != np.roll(groups, -1, axis=1)
         passages = int(leaves.sum(axis=1).max())
         if not passages:
-            return float(size), 1.0, 1.0 / size
+            return float(size), 1.0, 1.0 / size, 0.0
         out = np.bincount(groups[leaves], minlength=len(self._gpus))
-        return float(_fewest(groups)), float(passages), float((out / self._gpus).max())
+        return float(_fewest(groups)), float(passages), *self._fullest(out)
 
     def _hop(self, size: int, distance: int) -> _Found:
         groups = self._groups(size, distance)
@@ -81,10 +82,15 @@ class DomainMap(Shared):
             groups = np.stack([self._domains[:-distance], self._domains[distance:]], axis=1)
         leaves = groups[:, :-1] != groups[:, 1:]
         if not leaves.any():
-            return 0.0, 1.0, 0.0
+            return 0.0, 1.0, 0.0, 0.0
         out = np.bincount(groups[:, :-1][leaves], minlength=len(self._gpus))
         back = np.bincount(groups[:, 1:][leaves], minlength=len(self._gpus))  # gradients go the other way
-        return 1.0, float((np.maximum(out, back) / self._gpus).max()), 0.0
+        return 1.0, *self._fullest(np.maximum(out, back)), 0.0
+
+    def _fullest(self, messages: Ints) -> tuple[float, float]:
+        """Messages a GPU and in all, of the domain that has most to send for its size."""
+        worst = int(np.argmax(messages / self._gpus))
+        return float(messages[worst] / self._gpus[worst]), float(messages[worst])
 
 
 def _fewest(groups: Ints) -> int:

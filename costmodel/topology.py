@@ -142,6 +142,8 @@ class Spread:
     domains: Floats
     """Times a ring passes from one domain to another in a turn; 1 where the group stays in one."""
     load: Floats
+    messages: Floats
+    """The same in all: what shares the way out of that domain."""
 
     @property
     def crosses(self) -> Bools:
@@ -195,12 +197,12 @@ def place(size: npt.ArrayLike, stride: npt.ArrayLike, links: LinkColumns) -> Gro
 def _spread(size: npt.NDArray[np.int64], stride: npt.NDArray[np.int64], far: FarTier) -> Spread:
     """:func:`place` on the domains of a tier beyond the network: by the same rule, or by enumeration where they are uneven."""
     if far.map is not None:
-        fewest, turns, load = far.map.spread(size, stride)
-        return Spread(members=fewest, domains=turns, load=load)
+        fewest, turns, load, messages = far.map.spread(size, stride)
+        return Spread(members=fewest, domains=turns, load=load, messages=messages)
     ranks, step, domain = np.broadcast_arrays(size, stride, far.domain_size)
     whole = np.where(np.isfinite(domain), domain, 0).astype(np.int64)  # gcd(n, 0) is n: no domain is left where there is no tier
     members = np.where(whole % step == 0, np.gcd(ranks, whole // step), 1).astype(np.float64)
-    return Spread(members=members, domains=ranks.astype(np.float64) / members, load=1 / members)
+    return Spread(members=members, domains=ranks.astype(np.float64) / members, load=1 / members, messages=domain / members)
 
 
 def far_hops(distance: npt.ArrayLike, links: LinkColumns, size: npt.ArrayLike = 2) -> tuple[Spread, ...]:
@@ -215,10 +217,11 @@ def far_hops(distance: npt.ArrayLike, links: LinkColumns, size: npt.ArrayLike = 
 
 def _hops(size: npt.NDArray[np.int64], distance: npt.NDArray[np.int64], far: FarTier) -> Spread:
     if far.map is not None:
-        crossed, load = far.map.hops(size, distance)
-        return Spread(members=np.ones_like(load), domains=np.where(crossed, 2.0, 1.0), load=load)
-    senders = np.where(np.isfinite(far.domain_size), np.minimum(distance, far.domain_size) / far.domain_size, 1.0)
-    return replace(_spread(size, distance, far), load=senders)
+        crossed, load, messages = far.map.hops(size, distance)
+        return Spread(members=np.ones_like(load), domains=np.where(crossed, 2.0, 1.0), load=load, messages=messages)
+    senders = np.minimum(distance, far.domain_size)
+    share = np.where(np.isfinite(far.domain_size), senders / far.domain_size, 1.0)
+    return replace(_spread(size, distance, far), load=share, messages=senders)
 
 
 def far_rate(load: Floats, far: FarTier) -> Floats:

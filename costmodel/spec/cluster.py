@@ -80,6 +80,8 @@ class Hosts:
     """Empty where hosts are not named."""
     switches: tuple[tuple[str, ...], ...] = ()
     """For each network tier but the outermost, from the inside out: the switch (leaf, pod, region) that each node is under."""
+    listed: tuple[int, ...] = ()
+    """The place that each had in the user's list; empty where that is this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,7 @@ class ClusterSpec:
             given, required = f"{len(self.hosts.switches)} levels of switches", f"at most {max(tiers, 0)}, those inside the outermost tier"
             yield Fault(field="hosts.switches", given=given, required=required)
         counts = {"names": len(self.hosts.names) or self.num_nodes}
+        counts["listed"] = len(self.hosts.listed) or self.num_nodes
         counts |= {f"switches[{level}]": len(row) for level, row in enumerate(self.hosts.switches)}
         for name, count in counts.items():
             if count != self.num_nodes:
