@@ -170,10 +170,13 @@ def _placed(cluster: ClusterSpec, tree: SwitchTree, notes: list[str]) -> Cluster
     if not networks:  # one host
         return replace(cluster, hosts=Hosts(names=tree.hosts))
     rows = tree.switches()
+    sources = dict(cluster.sources)
+    for level in range(1, len(rows) + 1):
+        sources |= cluster.sources_for(_level_name(tree, level), tree.source)
     spread = replace(
         cluster,
         tiers=(*cluster.tiers[:-1], *_tiers(cluster, tree, rows)),
-        sources={**cluster.sources, **_sources(cluster, tree, len(rows))},
+        sources=sources,
         hosts=Hosts(names=tree.hosts, switches=rows),
     )
     if cluster.fast_domain_size > cluster.gpus_per_node:
@@ -208,9 +211,3 @@ def _tiers(cluster: ClusterSpec, tree: SwitchTree, rows: tuple[tuple[str, ...], 
 def _level_name(tree: SwitchTree, level: int) -> str:
     told = tree.levels[level].name if level < len(tree.levels) else ""
     return told or (_NAMES[level] if level < len(_NAMES) else f"level{level}")
-
-
-def _sources(cluster: ClusterSpec, tree: SwitchTree, levels: int) -> dict[str, str]:
-    """Where the rates of the levels above the leaves come from; named so that the links keep the network's technology."""
-    told = cluster.sources.get(f"tiers.{cluster.network_tier.name}.bandwidth", "")
-    return {f"tiers.{_level_name(tree, level)}.bandwidth": f"{told} ({tree.source})" for level in range(1, levels + 1)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.calibration import Calibration
-from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec
+from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec, Hosts
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnavailableError, raise_if
 from autopar.costmodel.spec.model import ModelSpec
 from autopar.costmodel.spec.training import Precision, TrainingSpec, precision_named
@@ -119,12 +119,21 @@ def resized(problem: Problem, num_gpus: int) -> Problem | None:
         is_catalogs = now.id in hardware.cluster_names() and of_size(now.num_gpus).tiers == now.tiers
         if not is_catalogs and 0 < now.network_tier.domain_size < num_gpus:
             return None
-        cluster = of_size(num_gpus) if is_catalogs else replace(now, num_gpus=num_gpus)
+        cluster = of_size(num_gpus) if is_catalogs else _part_of(now, num_gpus)
     except InvalidInputError:
         return None
     links = tuple(known.get(tier, link) for tier, link in zip(cluster.tiers, link_profiles(cluster), strict=True))
     changed = replace(problem, cluster=cluster, links=links)
     return changed if problem.calibration is None else _calibrated(changed, problem.calibration, [])
+
+
+def _part_of(cluster: ClusterSpec, num_gpus: int) -> ClusterSpec:
+    """``cluster`` at another size: of named hosts the first ones; more hosts than there are have no names, and fill the switches evenly."""
+    nodes, hosts = -(-num_gpus // cluster.gpus_per_node), cluster.hosts
+    if hosts is not None:
+        fewer = Hosts(names=hosts.names[:nodes], switches=tuple(row[:nodes] for row in hosts.switches))
+        hosts = fewer if nodes <= cluster.num_nodes else None
+    return replace(cluster, num_gpus=num_gpus, hosts=hosts)
 
 
 def _problem(

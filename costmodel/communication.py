@@ -88,8 +88,9 @@ def all_to_all_seconds(sent_bytes: npt.ArrayLike, group: Group, links: LinkColum
         share = far.link.bandwidth / far.oversubscription * far.link.all_to_all_efficiency
         network = _beyond(network, _transfer(size * (n - spread.members) / n, size / n, share, far.link.half_bytes), spread, far)
     latency = links.fast.latency_seconds * np.ceil((k - 1) / PEERS_IN_FLIGHT)
-    for reached, left, seconds in _levels([k, *(spread.members for spread in group.beyond)], n, links):
-        latency = latency + seconds * np.ceil((left - reached) / PEERS_IN_FLIGHT)
+    for inner, outer, seconds in _levels([k, *(spread.members for spread in group.beyond)], n, links):
+        rounds = np.ceil((outer - k) / PEERS_IN_FLIGHT) - np.ceil((inner - k) / PEERS_IN_FLIGHT)
+        latency = latency + seconds * rounds
     return _or_nothing("all_to_all", _start(group, links) + latency + _pipelined(fast, network), size, group, links)
 
 

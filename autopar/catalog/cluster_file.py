@@ -254,6 +254,8 @@ def _fields_at(loc: list[int | str]) -> list[str]:
 
 def _need(loc: list[int | str]) -> str:
     """What a number is measured in, where a wrong unit is the likely cause."""
+    if loc[:2] == ["fabric", "regions"] and loc[-1] == "bandwidth":
+        return "in bytes/s in one direction, all that a region sends to the others: 100 Gb/s is 12.5e9"
     return next((_NEEDS[part] for part in reversed(loc) if isinstance(part, str) and part in _NEEDS), "")
 
 

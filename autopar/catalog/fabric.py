@@ -108,11 +108,10 @@ def with_fabric(cluster: ClusterSpec, fabric: Fabric) -> ClusterSpec:
                 oversubscription=level.oversubscription,
             )
         )
-    told = cluster.sources.get(f"tiers.{network.name}.bandwidth", "")
-    sources = {f"tiers.{level.name}.bandwidth": f"{told} ({fabric.source})" for level in levels if level.name != "region"}
-    return replace(
-        cluster, tiers=(*cluster.tiers[:-1], *tiers), sources={**cluster.sources, **sources}, hosts=_uneven(cluster, fabric, levels)
-    )
+    sources = dict(cluster.sources)
+    for level in levels:
+        sources |= {} if level.name == "region" else cluster.sources_for(level.name, fabric.source)
+    return replace(cluster, tiers=(*cluster.tiers[:-1], *tiers), sources=sources, hosts=_uneven(cluster, fabric, levels))
 
 
 def _faults(cluster: ClusterSpec, fabric: Fabric) -> Iterator[Fault]:
@@ -126,7 +125,12 @@ def _faults(cluster: ClusterSpec, fabric: Fabric) -> Iterator[Fault]:
     if fabric.regions is not None and sum(fabric.regions.nodes) != cluster.num_nodes:
         given = f"{' + '.join(map(str, fabric.regions.nodes))} nodes = {sum(fabric.regions.nodes)}"
         required = f"the regions together have the {cluster.num_nodes} nodes of the cluster"
-        yield Fault(field="fabric.regions", given=given, required=required, fix=f"num_gpus = nodes x {cluster.gpus_per_node}")
+        yield Fault(
+            field="fabric.regions",
+            given=given,
+            required=required,
+            fix=f"{sum(fabric.regions.nodes) * cluster.gpus_per_node} GPUs fill them",
+        )
 
 
 def _levels(cluster: ClusterSpec, fabric: Fabric) -> list[_Level]:

@@ -17,6 +17,7 @@ SHOWN = 3
 
 _PART = re.compile(r"(?:[^,\[\]\s]|\[[^\[\]]*\])+")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -36,6 +37,36 @@ def expand_hosts(text: str, *, field: str = "hosts") -> tuple[str, ...]:
     if len(hosts) > MAX_HOSTS:
         raise _fault(field, text, f"at most {MAX_HOSTS:,} hosts")
     return hosts
+
+
+def fold_hosts(names: Sequence[str]) -> str:
+    """``names`` as one expression, ranges folded: the inverse of :func:`expand_hosts`.
+
+    >>> fold_hosts(["node08", "node09", "node10", "login"])
+    'node[08-10],login'
+    """
+    runs: list[tuple[str, str, list[str]]] = []
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            runs.append((name, "", []))
+            continue
+        number = match[2]
+        follows = runs and runs[-1][0] == match[1] and runs[-1][2] and _next(runs[-1][2][-1]) == number
+        if follows:
+            runs[-1][2].append(number)
+        else:
+            runs.append((match[1], number, [number]))
+    parts: list[str] = []
+    for prefix, same in itertools.groupby(runs, key=lambda run: (run[0], bool(run[2]))):
+        ranges = [first if len(run) == 1 else f"{first}-{run[-1]}" for _, first, run in same]
+        alone = not prefix[1] or (len(ranges) == 1 and "-" not in ranges[0])
+        parts.append(prefix[0] + (ranges[0] if alone else f"[{','.join(ranges)}]"))
+    return ",".join(parts)
+
+
+def _next(number: str) -> str:
+    return str(int(number) + 1).zfill(len(number))
 
 
 def read_hosts(given: str | Path | Sequence[str]) -> tuple[str, ...]:

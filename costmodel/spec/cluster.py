@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from .errors import Fault, raise_if
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class LinkKind(StrEnum):
@@ -123,6 +126,12 @@ class ClusterSpec:
         if len(self.hosts.switches) > max(tiers, 0):
             given, required = f"{len(self.hosts.switches)} levels of switches", f"at most {max(tiers, 0)}, those inside the outermost tier"
             yield Fault(field="hosts.switches", given=given, required=required)
+        if odd := [name for name in self.hosts.names if not _HOST_NAME.fullmatch(name)]:
+            yield Fault(field="hosts.names", given=repr(odd[0][:60]), required="letters, digits and . _ - only: names go into scripts")
+        if len(set(self.hosts.names)) < len(self.hosts.names):
+            yield Fault(field="hosts.names", given=f"{len(self.hosts.names)} names", required="each host once")
+        if self.hosts.listed and sorted(self.hosts.listed) != list(range(len(self.hosts.listed))):
+            yield Fault(field="hosts.listed", given=f"{len(self.hosts.listed)} places", required="each place once, from 0")
         counts = {"names": len(self.hosts.names) or self.num_nodes}
         counts["listed"] = len(self.hosts.listed) or self.num_nodes
         counts |= {f"switches[{level}]": len(row) for level, row in enumerate(self.hosts.switches)}
@@ -160,6 +169,17 @@ class ClusterSpec:
     def network_tier(self) -> LinkTier:
         """The outermost tier; the innermost one again where the cluster is a single domain."""
         return self.tiers[-1]
+
+    def sources_for(self, tier: str, told: str) -> dict[str, str]:
+        """Sources of a tier that is another level of the network: the network's, by which its technology is known, and ``told``."""
+        names = ("bandwidth", "latency_seconds")
+        return {f"tiers.{tier}.{name}": f"{self.sources.get(f'tiers.{self.network_tier.name}.{name}', '')} ({told})" for name in names}
+
+    def with_network_scaled(self, factor: float) -> ClusterSpec:
+        """``factor`` times the bandwidth of the network, all its levels; of the outermost tier where no network is needed."""
+        networks = [tier.name for tier in self.tiers if tier.kind is LinkKind.NETWORK] or [self.network_tier.name]
+        scaled = (replace(tier, bandwidth=tier.bandwidth * factor) if tier.name in networks else tier for tier in self.tiers)
+        return replace(self, tiers=tuple(scaled))
 
     @property
     def fast_domain_size(self) -> int:
