@@ -38,18 +38,28 @@ def straddles(rows: Rows, order: Sequence[int], units: Iterable[int]) -> int:
 def order_hosts(rows: Rows, units: Sequence[int]) -> tuple[int, ...]:
     """Places of the hosts, as listed, in the order of least :func:`straddles`; as listed where nothing is better.
 
-    Exact where hosts of the leaves can be taken in at most ``EXACT_STATES`` ways; beyond that, whole blocks are cut out of leaves
+    Units that are no multiple of the next smaller one are left out: blocks nest. Exact where hosts of the leaves can be taken in at
+    most ``EXACT_STATES`` ways; beyond that, whole blocks are cut out of leaves
     from the largest unit down and what is left over is packed together, and the better of that and :func:`tree_order` is taken.
     """
     if not rows:
         return ()
     listed = tuple(range(len(rows[0])))
     leaves = _Leaves(rows)
-    sizes = tuple(sorted({unit for unit in units if 1 < unit < len(listed)}, reverse=True))
+    sizes = _nested({unit for unit in units if 1 < unit < len(listed)})
     candidates = [listed, tree_order(rows), leaves.hosts_of(leaves.packed(leaves.counts, sizes))]
     if prod(count + 1 for count in leaves.counts) <= EXACT_STATES:
         candidates.append(leaves.hosts_of(leaves.exact(sizes)))
     return min(candidates, key=lambda order: straddles(rows, order, sizes))  # the first of equals
+
+
+def _nested(units: Iterable[int]) -> tuple[int, ...]:
+    """Of ``units`` from the smallest up those that are a multiple of the last one kept; largest first."""
+    kept: list[int] = []
+    for unit in sorted(units):
+        if not kept or unit % kept[-1] == 0:
+            kept.append(unit)
+    return tuple(reversed(kept))
 
 
 def tree_order(rows: Rows) -> tuple[int, ...]:

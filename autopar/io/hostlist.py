@@ -45,23 +45,18 @@ def fold_hosts(names: Sequence[str]) -> str:
     >>> fold_hosts(["node08", "node09", "node10", "login"])
     'node[08-10],login'
     """
-    runs: list[tuple[str, str, list[str]]] = []
+    runs: list[tuple[str, list[str]]] = []  # a prefix and the numbers that follow each other; no number, no run
     for name in names:
         match = _NUMBERED.fullmatch(name)
-        if match is None:
-            runs.append((name, "", []))
-            continue
-        number = match[2]
-        follows = runs and runs[-1][0] == match[1] and runs[-1][2] and _next(runs[-1][2][-1]) == number
-        if follows:
-            runs[-1][2].append(number)
+        prefix, number = (match[1], match[2]) if match else (name, "")
+        if number and runs and runs[-1][0] == prefix and runs[-1][1] and _next(runs[-1][1][-1]) == number:
+            runs[-1][1].append(number)
         else:
-            runs.append((match[1], number, [number]))
+            runs.append((prefix, [number] if number else []))
     parts: list[str] = []
-    for prefix, same in itertools.groupby(runs, key=lambda run: (run[0], bool(run[2]))):
-        ranges = [first if len(run) == 1 else f"{first}-{run[-1]}" for _, first, run in same]
-        alone = not prefix[1] or (len(ranges) == 1 and "-" not in ranges[0])
-        parts.append(prefix[0] + (ranges[0] if alone else f"[{','.join(ranges)}]"))
+    for (prefix, _), same in itertools.groupby(runs, key=lambda run: (run[0], bool(run[1]))):
+        ranges = [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for _, run in same if run]
+        parts.append(f"{prefix}[{','.join(ranges)}]" if len(ranges) > 1 or "-" in "".join(ranges) else prefix + "".join(ranges))
     return ",".join(parts)
 
 
