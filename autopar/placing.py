@@ -79,6 +79,7 @@ def ordered(cluster: ClusterSpec, order: Sequence[int]) -> ClusterSpec:
         hosts=Hosts(
             names=tuple(hosts.names[place] for place in order),
             switches=tuple(tuple(row[place] for place in order) for row in hosts.switches),
+            fast_domains=tuple(hosts.fast_domains[place] for place in order) if hosts.fast_domains else (),
             listed=() if places == tuple(range(len(places))) else places,
         ),
     )
@@ -109,20 +110,27 @@ def better_order(problem: Problem, strategy: Strategy) -> Problem | None:
     Tried, and timed by the cost model: as listed, switch by switch, and the order for this strategy's own blocks of ranks.
     """
     hosts = problem.cluster.hosts
-    if hosts is None or not hosts.names or not hosts.switches:
+    rows = _rows(problem.cluster)
+    if hosts is None or not hosts.names or not rows:
         return None
     from autopar.costmodel.estimate import estimate
     from autopar.search.placement import order_hosts, tree_order, units_of
 
     ranks = RankLayout.of(strategy)
     strides = [size * stride for expert in (False, True) for size, stride in ranks.axes(expert=expert).values()]
-    orders = (order_hosts(hosts.switches, units_of(strides, problem.cluster.gpus_per_node)), tree_order(hosts.switches))
+    orders = (order_hosts(rows, units_of(strides, problem.cluster.gpus_per_node)), tree_order(rows))
     tried = [ordered(problem.cluster, order) for order in orders]
     problems = [replace(problem, cluster=cluster) for cluster in (as_listed(problem.cluster), *tried)]
     times = [estimate(each, strategy).step_time_seconds for each in problems]
     fastest = min(range(len(problems)), key=times.__getitem__)
     now = estimate(problem, strategy).step_time_seconds
     return problems[fastest] if times[fastest] < now * (1 - SAME_TIME) else None
+
+
+def _rows(cluster: ClusterSpec) -> tuple[tuple[str, ...], ...]:
+    """What hosts are under, level by level: NVLink domains that span nodes, leaves, and so on."""
+    hosts = cluster.hosts
+    return () if hosts is None else (*([hosts.fast_domains] if hosts.fast_domains else []), *hosts.switches)
 
 
 def _read(topology: str | Path | SwitchTree) -> Any:
@@ -153,7 +161,8 @@ def _compact(tree: SwitchTree, needed: int, notes: list[str]) -> SwitchTree:
 
     if len(tree.hosts) == needed:
         return tree
-    chosen = fewest_switches(tree.switches(), needed, len(tree.hosts))
+    rows = (*([tree.fast_domains] if tree.fast_domains else []), *tree.switches())
+    chosen = fewest_switches(rows, needed, len(tree.hosts))
     notes.append(f"hosts: {needed} of {len(tree.hosts)}, under as few switches as were found; --hosts says which to take")
     return tree.of_hosts([tree.hosts[place] for place in chosen])
 
@@ -162,12 +171,13 @@ def _placed(cluster: ClusterSpec, tree: SwitchTree, notes: list[str]) -> Cluster
     """``cluster`` with a tier for each level of switches that the hosts are spread over, and the hosts in a good order."""
     from autopar.search.placement import nested_units, order_hosts
 
-    network, networks = cluster.network_tier, [tier for tier in cluster.tiers if tier.kind is LinkKind.NETWORK]
+    networks = [tier for tier in cluster.tiers if tier.kind is LinkKind.NETWORK]
     if len(networks) > 1 or cluster.tiers[0].kind is LinkKind.NETWORK:
         given = ", ".join(tier.name for tier in networks)
         required = f"{cluster.id} has one network above a tier inside its nodes, which the switches divide"
         raise InvalidInputError(Fault(field="topology", given=given, required=required))
-    if not networks:  # one host
+    domains = _fast_domains(cluster, tree)
+    if not networks:  # one host, or one NVLink domain
         return replace(cluster, hosts=Hosts(names=tree.hosts))
     rows = tree.switches()
     sources = dict(cluster.sources)
@@ -177,13 +187,30 @@ def _placed(cluster: ClusterSpec, tree: SwitchTree, notes: list[str]) -> Cluster
         cluster,
         tiers=(*cluster.tiers[:-1], *_tiers(cluster, tree, rows)),
         sources=sources,
-        hosts=Hosts(names=tree.hosts, switches=rows),
+        hosts=Hosts(names=tree.hosts, switches=rows, fast_domains=domains),
     )
-    if cluster.fast_domain_size > cluster.gpus_per_node:
-        notes.append(
-            f"hosts: {network.name} switches say nothing of {cluster.fast_tier.name} domains; hosts are taken to fill them in order"
-        )
-    return ordered(spread, order_hosts(rows, nested_units(len(tree.hosts)))) if rows else spread
+    if not domains and cluster.fast_domain_size > cluster.gpus_per_node:
+        name = cluster.fast_tier.name
+        notes.append(f"hosts: the topology does not tell their {name} domains; they are taken to fill them in order")
+    under = _rows(spread)
+    return ordered(spread, order_hosts(under, nested_units(len(tree.hosts)))) if under else spread
+
+
+def _fast_domains(cluster: ClusterSpec, tree: SwitchTree) -> tuple[str, ...]:
+    """The NVLink domain of each host, where one may span nodes.
+
+    Raises:
+        InvalidInputError: a domain with more GPUs than the cluster's NVLink joins.
+    """
+    size, each = cluster.fast_tier.domain_size, cluster.gpus_per_node
+    if not tree.fast_domains or 0 < size <= each:
+        return ()
+    fullest = max(dict.fromkeys(tree.fast_domains), key=tree.fast_domains.count)
+    gpus = tree.fast_domains.count(fullest) * each
+    if 0 < size < gpus:
+        required = f"{cluster.fast_tier.name} of {cluster.id} joins at most {size}"
+        raise InvalidInputError(Fault(field=fullest, given=f"{gpus} GPUs", required=required, fix=f"{size // each} hosts of {each}"))
+    return tree.fast_domains
 
 
 def _tiers(cluster: ClusterSpec, tree: SwitchTree, rows: tuple[tuple[str, ...], ...]) -> list[LinkTier]:

@@ -131,7 +131,8 @@ def _part_of(cluster: ClusterSpec, num_gpus: int) -> ClusterSpec:
     """``cluster`` at another size: of named hosts the first ones; more hosts than there are have no names, and fill the switches evenly."""
     nodes, hosts = -(-num_gpus // cluster.gpus_per_node), cluster.hosts
     if hosts is not None:
-        fewer = Hosts(names=hosts.names[:nodes], switches=tuple(row[:nodes] for row in hosts.switches))
+        switches = tuple(row[:nodes] for row in hosts.switches)
+        fewer = Hosts(names=hosts.names[:nodes], switches=switches, fast_domains=hosts.fast_domains[:nodes])
         hosts = fewer if nodes <= cluster.num_nodes else None
     return replace(cluster, num_gpus=num_gpus, hosts=hosts)
 

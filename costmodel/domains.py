@@ -60,8 +60,13 @@ class DomainMap(Shared):
         return table[..., 0], table[..., 1], table[..., 2], table[..., 3]
 
     def _groups(self, size: int, stride: int) -> Ints:
-        """Domains of the members, one group a row; ranks past the last whole group are left out."""
+        """Domains of the members, one group a row; ranks past the last whole group are left out.
+
+        Of pairs further apart than half of the ranks (the two ends of a pipeline), all there are.
+        """
         whole = len(self._domains) // (size * stride)
+        if not whole and size == 2 and stride < len(self._domains):
+            return np.stack([self._domains[:-stride], self._domains[stride:]], axis=1)
         cut: Ints = self._domains[: whole * size * stride].reshape(whole, size, stride)
         return np.swapaxes(cut, 1, 2).reshape(-1, size)
 
@@ -78,8 +83,6 @@ class DomainMap(Shared):
 
     def _hop(self, size: int, distance: int) -> _Found:
         groups = self._groups(size, distance)
-        if not len(groups) and distance < len(self._domains):  # the two ends of a pipeline lie further apart than half of it
-            groups = np.stack([self._domains[:-distance], self._domains[distance:]], axis=1)
         leaves = groups[:, :-1] != groups[:, 1:]
         if not leaves.any():
             return 0.0, 1.0, 0.0, 0.0
@@ -103,18 +106,18 @@ def _fewest(groups: Ints) -> int:
 
 
 def domain_maps(cluster: ClusterSpec) -> tuple[DomainMap | None, ...]:
-    """For each tier of ``cluster``, the map of its domains where no closed form speaks of them: hosts are named or lie unevenly, or
-    the domains do not divide the cluster, so that the last one is smaller.
+    """For each tier of ``cluster``, the map of its domains where no closed form speaks of them: hosts lie unevenly, or domains do not
+    divide the cluster, so that the last one is smaller.
     """
-    maps: list[DomainMap | None] = []
-    for tier, size in enumerate(cluster.domain_sizes):
-        switches = cluster.switches_of(tier)
-        if switches:
-            numbers = {name: number for number, name in enumerate(dict.fromkeys(switches))}
-            by_node = np.array([numbers[name] for name in switches], dtype=np.int64)
-            maps.append(DomainMap(np.repeat(by_node, cluster.gpus_per_node)[: cluster.num_gpus]))
-        elif 0 < tier < len(cluster.tiers) - 1 and size < cluster.num_gpus and cluster.num_gpus % size:
-            maps.append(DomainMap(np.arange(cluster.num_gpus) // size))
-        else:
-            maps.append(None)
-    return tuple(maps)
+    return tuple(_domain_map(cluster, tier, size) for tier, size in enumerate(cluster.domain_sizes))
+
+
+def _domain_map(cluster: ClusterSpec, tier: int, size: int) -> DomainMap | None:
+    switches, last = cluster.switches_of(tier), len(cluster.tiers) - 1
+    even = np.arange(cluster.num_gpus) // size
+    if switches:
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(switches))}
+        by_node = np.array([numbers[name] for name in switches], dtype=np.int64)
+        domains = np.repeat(by_node, cluster.gpus_per_node)[: cluster.num_gpus]
+        return None if cluster.num_gpus % size == 0 and np.array_equal(domains, even) else DomainMap(domains)
+    return DomainMap(even) if 0 < tier < last and size < cluster.num_gpus and cluster.num_gpus % size else None

@@ -82,6 +82,8 @@ class LinkColumns:
     """GPUs that the fast tier wires directly to each other, where a small group cannot use all its links; 0 behind a switch."""
     beyond: tuple[FarTier, ...] = ()
     """The tiers that join the domains of ``network``, from the inside out."""
+    fast_map: DomainMap | None = None
+    """Where fast domains are uneven: that of every rank."""
     curves: LinkCurves | None = None
     """Corrections by measured times; the same for all rows."""
 
@@ -110,6 +112,7 @@ class LinkColumns:
             oversubscription=_column(network.oversubscription),
             mesh_size=_column(_mesh_size(cluster)),
             beyond=_far_tiers(cluster, links),
+            fast_map=domain_maps(cluster)[0] if cluster.hosts is not None else None,
         )
 
     @classmethod
@@ -179,11 +182,14 @@ def place(size: npt.ArrayLike, stride: npt.ArrayLike, links: LinkColumns) -> Gro
 
     Exact where sizes and D are powers of two, and wherever ``size * stride`` divides D. Elsewhere groups of one axis
     differ (6 ranks on nodes of 8: some stay inside, some split 2 + 4), and the rule is no better than the worst of
-    them: it never grants a group more members in a domain than each of its domains could hold evenly.
+    them: it never grants a group more members in a domain than each of its domains could hold evenly. Domains that hosts fill
+    unevenly are looked at group by group (:class:`~autopar.costmodel.domains.DomainMap`).
     """
     ranks, step, domain = np.broadcast_arrays(np.asarray(size), np.asarray(stride), links.fast_domain_size)
     ranks, step, domain = (np.maximum(np.rint(value).astype(np.int64), 1) for value in (ranks, step, domain))
     members = np.where(domain % step == 0, np.gcd(ranks, domain // step), 1)
+    if links.fast_map is not None:
+        members = _fewest_members(ranks, step, links.fast_map)
     crosses = ranks > members
     return Group(
         size=ranks.astype(np.float64),
@@ -192,6 +198,13 @@ def place(size: npt.ArrayLike, stride: npt.ArrayLike, links: LinkColumns) -> Gro
         concurrent_groups=np.where(crosses, domain / members, 1.0),
         beyond=tuple(_spread(ranks, step, far) for far in links.beyond),
     )
+
+
+def _fewest_members(size: npt.NDArray[np.int64], stride: npt.NDArray[np.int64], fast: DomainMap) -> npt.NDArray[np.int64]:
+    """Of uneven fast domains: members with which each domain's ports carry what the worst domain sends, and no more than any has."""
+    fewest, turns, load, _ = fast.spread(size, stride)
+    within = np.maximum(np.minimum(fewest, np.floor(1 / load + 1e-9)), 1)
+    return np.where(turns > 1, within, size).astype(np.int64)
 
 
 def _spread(size: npt.NDArray[np.int64], stride: npt.NDArray[np.int64], far: FarTier) -> Spread:

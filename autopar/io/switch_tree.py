@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from autopar.costmodel.spec.errors import Fault, raise_if
@@ -34,6 +34,8 @@ class SwitchTree:
     levels: tuple[SwitchLevel, ...] = ()
     """From the leaves outwards; fewer than there are switches in a path: the others are as the cluster's network."""
     source: str = "topology"
+    fast_domains: tuple[str, ...] = ()
+    """The NVLink domain of each host, where the file tells."""
 
     def of_hosts(self, names: Sequence[str]) -> SwitchTree:
         """The tree above ``names`` alone, in their order.
@@ -47,7 +49,8 @@ class SwitchTree:
             raise_if([Fault(field="hosts", given=several(unknown), required="hosts that the topology has", fix=known)])
         paths = [above[name] for name in names]
         raise_if(list(_unreachable(names, paths)))
-        return SwitchTree(hosts=tuple(names), paths=tuple(paths), levels=self.levels, source=self.source)
+        domains = dict(zip(self.hosts, self.fast_domains, strict=False))
+        return replace(self, hosts=tuple(names), paths=tuple(paths), fast_domains=tuple(domains[name] for name in names if domains))
 
     def switches(self) -> tuple[tuple[str, ...], ...]:
         """By level from the leaves outwards, the switch above each host; levels that are one switch for all are left out."""
@@ -55,8 +58,13 @@ class SwitchTree:
         return tuple(row for row in rows if len(set(row)) > 1)
 
 
-def tree_of_paths(listed: Sequence[tuple[str, Sequence[str]]], levels: Sequence[SwitchLevel] = (), source: str = "topology") -> SwitchTree:
-    """A tree from hosts and the switches above each, from its leaf outwards.
+def tree_of_paths(
+    listed: Sequence[tuple[str, Sequence[str]]],
+    levels: Sequence[SwitchLevel] = (),
+    source: str = "topology",
+    fast_domains: Sequence[str] = (),
+) -> SwitchTree:
+    """A tree from hosts and the switches above each, from its leaf outwards, and the NVLink domain of each where they are known.
 
     Raises:
         InvalidInputError: a host twice or without a switch, a switch under two others or above itself; all at once.
@@ -78,7 +86,11 @@ def tree_of_paths(listed: Sequence[tuple[str, Sequence[str]]], levels: Sequence[
                 faults.append(Fault(field=inner, given=outer, required=required))
     raise_if(list(dict.fromkeys(faults)))
     return SwitchTree(
-        hosts=tuple(host for host, _ in listed), paths=_padded([tuple(path) for _, path in listed]), levels=tuple(levels), source=source
+        hosts=tuple(host for host, _ in listed),
+        paths=_padded([tuple(path) for _, path in listed]),
+        levels=tuple(levels),
+        source=source,
+        fast_domains=tuple(fast_domains),
     )
 
 
@@ -101,6 +113,17 @@ def tree_of_switches(nodes: Mapping[str, Sequence[str]], children: Mapping[str, 
     raise_if(faults)
     listed = [(host, (leaf, *_ancestors(leaf, above))) for leaf, hosts in nodes.items() for host in hosts]
     return tree_of_paths(listed, source=source)
+
+
+def tree_of_blocks(blocks: Mapping[str, Sequence[str]], source: str) -> SwitchTree:
+    """Hosts in NVLink domains that one network joins.
+
+    Raises:
+        InvalidInputError: a host in two blocks.
+    """
+    raise_if(list(_twice(blocks, "host")))
+    listed = [(host, block) for block, hosts in blocks.items() for host in hosts]
+    return tree_of_paths([(host, ("network",)) for host, _ in listed], source=source, fast_domains=[block for _, block in listed])
 
 
 def _twice(below: Mapping[str, Sequence[str]], kind: str) -> Iterator[Fault]:

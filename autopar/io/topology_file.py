@@ -14,7 +14,7 @@ from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
 
 from .files import read_bytes
 from .hostlist import expand_hosts
-from .switch_tree import SwitchLevel, SwitchTree, tree_of_paths, tree_of_switches
+from .switch_tree import SwitchLevel, SwitchTree, tree_of_blocks, tree_of_paths, tree_of_switches
 
 _SETTING = re.compile(r"(\w+)\s*=\s*(\S+)")
 _RATES = ("bandwidth", "oversubscription", "latency_seconds")
@@ -44,25 +44,30 @@ def read_text(path: Path) -> Any:
 
 
 def parse_slurm(text: str, source: str = "topology.conf") -> SwitchTree:
-    """The tree of ``SwitchName=s1 Nodes=…`` and ``SwitchName=s1 Switches=…`` lines; ``LinkSpeed`` is ignored, as Slurm does.
+    """The tree of ``SwitchName=s1 Nodes=…`` and ``SwitchName=s1 Switches=…`` lines, or NVLink domains of ``BlockName=b1 Nodes=…`` lines
+    (Slurm's block topology). ``LinkSpeed`` is ignored, as Slurm does, and so is ``BlockSizes``.
 
     Raises:
         InvalidInputError: a line that is none of these, or switches that are no tree.
     """
     nodes: dict[str, tuple[str, ...]] = {}
     children: dict[str, tuple[str, ...]] = {}
+    blocks: dict[str, tuple[str, ...]] = {}
     faults: list[Fault] = []
     for number, line in enumerate(text.splitlines(), 1):
         content = line.partition("#")[0].strip()
         if not content:
             continue
         given = {key.lower(): value for key, value in _SETTING.findall(content)}
-        where, name = f"{source}:{number}", given.get("switchname")
-        if name is None or ("nodes" in given) == ("switches" in given):
+        if set(given) == {"blocksizes"}:
+            continue
+        block = "blockname" in given
+        where, name = f"{source}:{number}", given.get("blockname", given.get("switchname"))
+        if name is None or ("nodes" in given) == ("switches" in given) or (block and "switches" in given):
             required = "SwitchName=NAME with Nodes=… or Switches=…"
             faults.append(Fault(field=where, given=repr(content[:60]), required=required))
             continue
-        if name in nodes or name in children:
+        if name in nodes or name in children or name in blocks:
             faults.append(Fault(field=where, given=name, required="a switch has one line"))
             continue
         try:
@@ -70,15 +75,18 @@ def parse_slurm(text: str, source: str = "topology.conf") -> SwitchTree:
         except InvalidInputError as error:
             faults += error.faults
             continue
-        (nodes if "nodes" in given else children)[name] = below
-    if not nodes and not faults:
+        (blocks if block else nodes if "nodes" in given else children)[name] = below
+    if blocks and (nodes or children):
+        faults.append(Fault(field=source, given="blocks and switches", required="either BlockName or SwitchName lines"))
+    if not nodes and not blocks and not faults:
         faults.append(Fault(field=source, given="no hosts", required="lines SwitchName=leaf1 Nodes=node[001-016]"))
     raise_if(faults)
-    return tree_of_switches(nodes, children, source)
+    return tree_of_blocks(blocks, source) if blocks else tree_of_switches(nodes, children, source)
 
 
 def parse_listed(document: Any, source: str) -> SwitchTree:
-    """The tree of a list of hosts: ``{name (or host), switches: [leaf, …, root]}``, names being nodelist expressions.
+    """The tree of a list of hosts: ``{name (or host), switches: [leaf, …, root]}``, names being nodelist expressions; all of them may
+    say their NVLink domain, ``nvlink``.
 
     ``levels`` may say what each level of switches gives, from the leaves outwards: ``bandwidth`` (bytes/s of a GPU out of a switch
     below it), ``oversubscription`` and ``latency_seconds``.
@@ -93,21 +101,27 @@ def parse_listed(document: Any, source: str) -> SwitchTree:
     levels = _levels(document.get("levels", ()), faults)
     hosts = document.get("hosts")
     listed: list[tuple[str, Sequence[str]]] = []
+    domains: list[str] = []
     if not isinstance(hosts, list) or not hosts:
         faults.append(Fault(field="$.hosts", given="", required='a list of {name = "node[001-016]", switches = ["leaf1", "spine"]}'))
     else:
         for place, entry in enumerate(hosts):
-            listed += _host(entry, f"$.hosts[{place}]", faults)
+            found = _host(entry, f"$.hosts[{place}]", faults)
+            listed += found
+            domains += [entry["nvlink"] for _ in found if "nvlink" in entry]
+    if domains and len(domains) < len(listed):
+        faults.append(Fault(field="$.hosts", given=f"nvlink of {len(domains)} of {len(listed)}", required="of all hosts, or of none"))
     raise_if(faults)
-    return tree_of_paths(listed, levels, source)
+    return tree_of_paths(listed, levels, source, domains)
 
 
 def _host(entry: object, field: str, faults: list[Fault]) -> list[tuple[str, Sequence[str]]]:
     fields = entry if isinstance(entry, Mapping) else {}
     name, switches = fields.get("name", fields.get("host")), fields.get("switches")
     path = [each for each in switches if isinstance(each, str) and each] if isinstance(switches, list) else []
-    unknown = set(fields) - {"name", "host", "switches"}
-    if not isinstance(name, str) or not path or path != switches or unknown:
+    unknown = set(fields) - {"name", "host", "switches", "nvlink"}
+    domain_is_named = isinstance(fields.get("nvlink", ""), str)
+    if not isinstance(name, str) or not domain_is_named or not path or path != switches or unknown:
         given = f"unknown {', '.join(sorted(unknown))}" if unknown else ""
         faults.append(Fault(field=field, given=given, required="a name, and switches: a list of names from the leaf outwards"))
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -83,6 +84,8 @@ class Hosts:
     """Empty where hosts are not named."""
     switches: tuple[tuple[str, ...], ...] = ()
     """For each network tier but the outermost, from the inside out: the switch (leaf, pod, region) that each node is under."""
+    fast_domains: tuple[str, ...] = ()
+    """The domain of the innermost tier that each node is in, where one spans nodes (an NVL72 rack) and somebody said which."""
     listed: tuple[int, ...] = ()
     """The place that each had in the user's list; empty where that is this order."""
 
@@ -134,6 +137,7 @@ class ClusterSpec:
             yield Fault(field="hosts.listed", given=f"{len(self.hosts.listed)} places", required="each place once, from 0")
         counts = {"names": len(self.hosts.names) or self.num_nodes}
         counts["listed"] = len(self.hosts.listed) or self.num_nodes
+        counts["fast_domains"] = len(self.hosts.fast_domains) or self.num_nodes
         counts |= {f"switches[{level}]": len(row) for level, row in enumerate(self.hosts.switches)}
         for name, count in counts.items():
             if count != self.num_nodes:
@@ -153,6 +157,8 @@ class ClusterSpec:
 
     def switches_of(self, tier: int) -> tuple[str, ...]:
         """The domain of tier ``tier`` that each node is in, by name; empty where :attr:`hosts` does not say."""
+        if tier == 0:
+            return self.hosts.fast_domains if self.hosts is not None else ()
         level = tier - self._first_network
         return self.hosts.switches[level] if self.hosts is not None and 0 <= level < len(self.hosts.switches) else ()
 
@@ -185,7 +191,10 @@ class ClusterSpec:
     def fast_domain_size(self) -> int:
         """GPUs of one innermost domain, as jobs are placed: the largest size that divides ``num_gpus``.
 
-        An NVL72 rack gives 64 to a job of 256 GPUs, since groups are powers of two.
+        An NVL72 rack gives 64 to a job of 256 GPUs, since groups are powers of two. Where hosts say which domain they are in, it is no
+        larger than the smallest of these.
         """
-        limit = min(self.tiers[0].domain_size or self.num_gpus, self.num_gpus)
+        domains = self.hosts.fast_domains if self.hosts is not None else ()
+        smallest = min(Counter(domains).values()) * self.gpus_per_node if domains else self.num_gpus
+        limit = min(self.tiers[0].domain_size or self.num_gpus, self.num_gpus, smallest)
         return next(size for size in range(limit, 0, -1) if self.num_gpus % size == 0)

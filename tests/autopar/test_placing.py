@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 import autopar
+from autopar.costmodel.axis_placement import axis_placements
 from autopar.costmodel.estimate import estimate
+from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.cluster import Hosts
-from autopar.costmodel.spec.errors import InvalidInputError, UnknownNameError
+from autopar.costmodel.spec.errors import InvalidInputError
 from autopar.costmodel.spec.strategy import Strategy
+from autopar.costmodel.topology import place
 from autopar.exporters.export import export
 from autopar.io.plan_file import dump_plan, parse_plan
 from autopar.io.switch_tree import SwitchLevel, SwitchTree, tree_of_paths
@@ -159,6 +162,55 @@ def test_other_sizes_of_named_hosts() -> None:
     assert [tier.name for tier in larger.cluster.tiers] == ["nvlink", "network", "spine"]
 
 
+RACKS = "BlockName=left Nodes=n[0-17]\nBlockName=right Nodes=n[18-31]\nBlockSizes=18\n"
+"""Two NVL72 racks, one of them with fewer trays: 72 and 56 GPUs."""
+
+
+def test_nvlink_domains_of_hosts_are_taken_from_the_file(tmp_path: Path) -> None:
+    conf = tmp_path / "topology.conf"
+    conf.write_text(RACKS)
+    asked = problem(conf, cluster="nvl72-gb200")
+    assert asked.cluster.num_gpus == 128
+    assert asked.cluster.fast_domain_size == 32  # the largest that divides 128 and fits the smaller rack
+    links = Inputs.of(asked).links
+    inside, across = place(8, 1, links), place(64, 2, links)
+    assert not inside.crosses
+    assert across.crosses
+    assert [
+        axis.tiers
+        for axis in axis_placements(asked, replace(STRATEGY, pipeline_parallel_size=1, data_parallel_size=16))
+        if axis.axis == "tensor"
+    ] == [()]
+
+
+def test_racks_that_are_alike_are_as_if_nobody_had_named_them(tmp_path: Path) -> None:
+    conf = tmp_path / "topology.conf"
+    conf.write_text("BlockName=left Nodes=n[0-15]\nBlockName=right Nodes=n[16-31]\n")
+    asked, plain = problem(conf, cluster="nvl72-gb200"), problem(None, cluster="nvl72-gb200", gpus=128)
+    for strategy in (replace(STRATEGY, data_parallel_size=8), replace(STRATEGY, pipeline_parallel_size=1, data_parallel_size=16)):
+        assert estimate(asked, strategy).step_time_seconds == estimate(plain, strategy).step_time_seconds
+
+
+def test_a_tensor_group_in_two_racks_is_the_worst_of_its_kind() -> None:
+    listed = [(f"n{place}", ("leaf",)) for place in range(32)]
+    racks = ["left"] * 17 + ["right"] * 15  # the ninth group of 8 GPUs is half here and half there
+    asked = problem(tree_of_paths(listed, fast_domains=racks), cluster="nvl72-gb200")
+    as_is = replace(asked, cluster=as_listed(asked.cluster))
+    group = place(8, 1, Inputs.of(as_is).links)
+    assert (group.members_per_domain, group.num_domains) == (4, 2)
+
+
+def test_racks_larger_than_their_nvlink_are_refused() -> None:
+    listed = [(f"n{place}", ("leaf",)) for place in range(20)]
+    with pytest.raises(InvalidInputError, match="left=80 GPUs: nvlink of nvl72-gb200 joins at most 72; 18 hosts of 4"):
+        problem(tree_of_paths(listed, fast_domains=["left"] * 20), cluster="nvl72-gb200")
+
+
+def test_racks_mean_nothing_where_nvlink_ends_with_the_node() -> None:
+    listed = [(f"n{place}", ("leaf",)) for place in range(4)]
+    assert hosts(problem(tree_of_paths(listed, fast_domains=["a", "a", "b", "b"]))).fast_domains == ()
+
+
 def faults(**inputs: object) -> str:
     with pytest.raises(InvalidInputError) as caught:
         build_problem(MODEL, **inputs)  # type: ignore[arg-type]
@@ -175,9 +227,9 @@ def test_bad_input_is_told_in_one_message() -> None:
     assert "topology=n1 cannot be reached from n0" in faults(topology=apart)
     assert "letters, digits" in faults(hosts="n1,$(reboot)", gpus=16)
     assert "has one network" in faults(topology=tree("aabb"), cluster=problem("dgx-superpod", gpus=32).cluster)
-    assert "is of one size" in str(pytest.raises(InvalidInputError, autopar.size, MODEL, tokens="1T", deadline="30d", hosts="n1").value)
-    with pytest.raises(UnknownNameError, match="did you mean llama3-roce"):
-        build_problem(MODEL, topology="lama3-roce", gpus=16)
+    with pytest.raises(InvalidInputError, match="is of one size"):
+        autopar.size(MODEL, tokens="1T", deadline="30d", hosts="n1")
+    assert "did you mean llama3-roce?" in faults(topology="lama3-roce", gpus=16)
 
 
 def test_a_clusters_hosts_are_checked() -> None:
@@ -193,7 +245,7 @@ def test_a_clusters_hosts_are_checked() -> None:
             replace(cluster, hosts=replace(cluster.hosts, **changes))  # type: ignore[type-var, arg-type]
 
 
-def test_exports_have_a_file_of_ranks(tmp_path: Path) -> None:
+def test_exports_have_a_file_of_ranks() -> None:
     plan = autopar.plan(MODEL, topology=tree("abab", 4.0), fix={"tp": 8}, global_batch_size=64, top=1)
     files = {file.path: file.text for file in export(plan, "slurm").files}
     order = [line.split() for line in files["hosts.txt"].splitlines()]

@@ -68,6 +68,19 @@ def test_files_are_read_by_their_suffix(tmp_path: Path) -> None:
     assert "valid JSON is needed" in faults(read_text, tmp_path / "t.json")[0]
 
 
+def test_nvlink_domains_are_blocks_or_a_field() -> None:
+    blocks = parse_slurm("BlockName=r1 Nodes=n[1-2]\nBlockName=r2 Nodes=n3\nBlockSizes=2,4\n")
+    assert blocks.fast_domains == ("r1", "r1", "r2")
+    assert blocks.switches() == ()
+    assert blocks.of_hosts(["n3", "n1"]).fast_domains == ("r2", "r1")
+    fields = parse_listed([{"name": "n[1-2]", "switches": ["a"], "nvlink": "r1"}, {"name": "n3", "switches": ["a"], "nvlink": "r2"}], "t")
+    assert fields.fast_domains == blocks.fast_domains
+    some = [{"name": "n[1-2]", "switches": ["a"], "nvlink": "r1"}, {"name": "n3", "switches": ["a"]}]
+    assert faults(parse_listed, some, "t") == ["$.hosts=nvlink of 2 of 3: of all hosts, or of none"]
+    assert "n1=under r1 and r2" in faults(parse_slurm, "BlockName=r1 Nodes=n1\nBlockName=r2 Nodes=n1")[0]
+    assert "either BlockName or SwitchName" in faults(parse_slurm, "BlockName=r1 Nodes=n1\nSwitchName=a Nodes=n2")[0]
+
+
 def test_disconnected_hosts_are_named_with_where_they_cannot_be_reached_from() -> None:
     tree = parse_slurm("SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=m[1-5]\n")
     (said,) = faults(tree.of_hosts, tree.hosts)
