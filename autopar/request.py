@@ -303,12 +303,25 @@ def _placed_cluster(
         return resolve_cluster(cluster, gpus, gpu, notes)
     from autopar.placing import Topology
 
-    given = Topology(topology, hosts)
-    if gpus is None and given.names and not isinstance(cluster, ClusterSpec):
-        one = resolve_cluster(cluster, 1, gpu, [])
-        gpus = len(given.names) * one.gpus_per_node
-        notes.append(f"GPUs: {gpus}, {one.gpus_per_node} on each of the {len(given.names)} hosts")
-    return given.on(resolve_cluster(cluster, gpus, gpu, notes), notes)
+    faults: list[Fault] = []
+    given = gather(faults, lambda: Topology(topology, hosts))
+    if gpus is None and given is not None and given.names and not isinstance(cluster, ClusterSpec):
+        per_node = gather(faults, lambda: _gpus_per_node(cluster, gpu)) or 1
+        gpus = len(given.names) * per_node
+        notes.append(f"GPUs: {gpus}, {per_node} on each of the {len(given.names)} hosts")
+    found = gather(faults, lambda: resolve_cluster(cluster, gpus, gpu, notes)) if not faults or gpus is not None else None
+    raise_if(list(dict.fromkeys(faults)))
+    assert given is not None, "gather keeps a fault where it returns nothing"
+    assert found is not None, "gather keeps a fault where it returns nothing"
+    return given.on(found, notes)
+
+
+def _gpus_per_node(cluster: str | Path | None, gpu: str | None) -> int:
+    """Of the cluster at the size that it says itself, or at the least there is."""
+    try:
+        return resolve_cluster(cluster, None, gpu, []).gpus_per_node
+    except InvalidInputError:
+        return resolve_cluster(cluster, 1, gpu, []).gpus_per_node
 
 
 def _refuse_other_size(cluster: ClusterSpec, gpus: int | None) -> None:

@@ -7,6 +7,7 @@ twelve under another are none: here every group of a (size, stride) is looked at
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -109,15 +110,21 @@ def domain_maps(cluster: ClusterSpec) -> tuple[DomainMap | None, ...]:
     """For each tier of ``cluster``, the map of its domains where no closed form speaks of them: hosts lie unevenly, or domains do not
     divide the cluster, so that the last one is smaller.
     """
-    return tuple(_domain_map(cluster, tier, size) for tier, size in enumerate(cluster.domain_sizes))
+    sizes = cluster.domain_sizes
+    switches = tuple(cluster.switches_of(tier) for tier in range(len(sizes)))
+    return _maps(switches, sizes, cluster.num_gpus, cluster.gpus_per_node)
 
 
-def _domain_map(cluster: ClusterSpec, tier: int, size: int) -> DomainMap | None:
-    switches, last = cluster.switches_of(tier), len(cluster.tiers) - 1
-    even = np.arange(cluster.num_gpus) // size
-    if switches:
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(switches))}
-        by_node = np.array([numbers[name] for name in switches], dtype=np.int64)
-        domains = np.repeat(by_node, cluster.gpus_per_node)[: cluster.num_gpus]
-        return None if cluster.num_gpus % size == 0 and np.array_equal(domains, even) else DomainMap(domains)
-    return DomainMap(even) if 0 < tier < last and size < cluster.num_gpus and cluster.num_gpus % size else None
+@lru_cache(maxsize=16)
+def _maps(switches: tuple[tuple[str, ...], ...], sizes: tuple[int, ...], num_gpus: int, gpus_per_node: int) -> tuple[DomainMap | None, ...]:
+    """Kept between evaluations of one cluster, since a map remembers the groups that it has looked at."""
+    last, maps = len(sizes) - 1, []
+    for tier, (named, size) in enumerate(zip(switches, sizes, strict=True)):
+        even = not num_gpus % size
+        if named:
+            numbers = {name: number for number, name in enumerate(dict.fromkeys(named))}
+            domains = np.repeat([numbers[name] for name in named], gpus_per_node)[:num_gpus]
+            maps.append(None if even and np.array_equal(domains, np.arange(num_gpus) // size) else DomainMap(domains))
+        else:
+            maps.append(None if even or not 0 < tier < last else DomainMap(np.arange(num_gpus) // size))
+    return tuple(maps)

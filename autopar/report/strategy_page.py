@@ -9,6 +9,7 @@ from autopar.costmodel.spec.units import TERA, format_bytes, format_count, forma
 from . import figure_data, svg
 from .origins import origin_sections
 from .page import Markup, Section, bullets, details, facts, legend, page, paragraph, table
+from .placement import placement_rows
 from .subject import Subject
 from .text import batch_text, strategy_rows
 
@@ -158,6 +159,10 @@ def _communication(subject: Subject) -> Iterator[Markup]:
         " Exposed time is what overlap does not hide; what a recomputation sends again counts under recomputation.",
         "note",
     )
+    placement = subject.plan.placement if subject.plan is not None else None
+    if placement is not None:
+        told = placement_rows(subject.problem.cluster, placement, subject.estimate.step_time_seconds)
+        yield table(("axis", "where its ranks sit"), told, words=(0, 1), caption="Placement: domains that the worst group crosses")
 
 
 def _bytes(value: float) -> str:
