@@ -152,6 +152,28 @@ def test_a_fabric_by_name_and_names_of_hosts() -> None:
     assert (len(both.cluster.tiers), hosts(both).names[-1]) == (3, "n64")
 
 
+def test_hosts_on_a_cluster_file_with_regions(tmp_path: Path) -> None:
+    file = tmp_path / "lab.toml"
+    file.write_text("""
+id = "lab"
+device = "h100"
+gpus_per_node = 8
+num_gpus = 64
+tiers = [
+  {name = "nvlink", kind = "nvlink", domain_size = 8, bandwidth = 450e9, latency_seconds = 1e-6},
+  {name = "network", kind = "network", domain_size = 0, bandwidth = 50e9, latency_seconds = 5e-6, ports_per_domain = 8},
+]
+[fabric.regions]
+nodes = [5, 3]
+bandwidth = 12.5e9
+latency_seconds = 0.01
+""")
+    asked = problem(None, cluster=file, hosts="n[1-8]")
+    assert hosts(asked).names[-1] == "n8"
+    assert len(set(hosts(asked).switches[0])) == 2
+    assert "regions together have the 7 nodes" in faults(cluster=file, hosts="n[1-7]")
+
+
 def test_other_sizes_of_named_hosts() -> None:
     asked = problem(tree("aaaabbbb"))
     smaller, larger = resized(asked, 40), resized(asked, 72)

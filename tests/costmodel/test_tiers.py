@@ -16,6 +16,7 @@ from autopar.catalog.fabric import Fabric, FabricKind, with_fabric
 from autopar.catalog.hardware import cluster
 from autopar.catalog.links import link_profiles
 from autopar.costmodel import communication as comm
+from autopar.costmodel.axis_traffic import exchange_sent, ring_sent
 from autopar.costmodel.columns import Floats
 from autopar.costmodel.domains import DomainMap
 from autopar.costmodel.spec.cluster import ClusterSpec, Hosts
@@ -273,3 +274,28 @@ def test_hosts_under_two_leaves() -> None:
     spreads = [place(8, 8, columns(spec)).beyond[0] for spec in (uneven, turned)]
     assert [float(spread.domains) for spread in spreads] == [2, 6]
     assert [float(spread.load) for spread in spreads] == [8 / 24, 24 / 24]
+
+
+def test_bytes_count_at_the_outermost_tier_that_they_cross() -> None:
+    links = links_of(64, 4, 4)
+    group = place(64, 8, links)  # one rank a node, 4 nodes a leaf, 4 leaves a pod
+    assert [float(sent) for sent in ring_sent(64.0, group).tiers] == [0.0, 63 - 63 / 4, 63 / 4 - 63 / 16, 63 / 16]
+    assert [float(sent) for sent in exchange_sent(64.0, group).tiers] == [0.0, 3.0, 12.0, 48.0]
+    inside = place(4, 8, links)
+    assert [float(sent) for sent in ring_sent(4.0, inside).tiers] == [0.0, 3.0, 0.0, 0.0]
+
+
+@given(size=st.sampled_from([1, 2, 6, 8, 24, 64]), stride=st.sampled_from([1, 2, 8, 12]), bytes_=st.floats(1, 1e9))
+def test_no_byte_is_lost_between_tiers(size: int, stride: int, bytes_: float) -> None:
+    group = place(size, stride, links_of(64, 4, 4))
+    for sent in (ring_sent(bytes_, group), exchange_sent(bytes_, group)):
+        assert sum(map(float, sent.tiers)) == pytest.approx(bytes_ * (size - 1) / size)
+        assert all(float(each) >= -1e-9 for each in sent.tiers)
+
+
+def test_the_network_is_scaled_at_all_its_levels() -> None:
+    spec = fat_tree("dgx-h100", 64, leaf=4, pod=4)
+    halved = spec.with_network_scaled(0.5)
+    assert [new.bandwidth / old.bandwidth for old, new in zip(spec.tiers, halved.tiers, strict=True)] == [1, 0.5, 0.5, 0.5]
+    rack = cluster("nvl72-gb200", 72)
+    assert rack.with_network_scaled(0.5).tiers[0].bandwidth == rack.tiers[0].bandwidth / 2
