@@ -199,7 +199,8 @@ def _far_transfer(volume: Floats, message: Floats, group: Group, spread: Spread,
     through = far.cut_through > 0
     shared = np.where((spread.members > 1) & ~through, far.link.shared_ring_efficiency, 1.0)
     ports = np.where(through, group.members_per_domain, spread.members)
-    return _transfer(volume, message / ports, far_rate(spread.load, far) * far.link.efficiency * shared, far.link.half_bytes)
+    rate = far_rate(spread.load, far, spread.members) * far.link.efficiency * shared
+    return _transfer(volume, message / ports, rate, far.link.half_bytes)
 
 
 def _pipelined(fast: Floats, network: Floats) -> Floats:

@@ -237,13 +237,15 @@ def _hops(size: npt.NDArray[np.int64], distance: npt.NDArray[np.int64], far: Far
     return replace(_spread(size, distance, far), load=share, messages=senders)
 
 
-def far_rate(load: Floats, far: FarTier) -> Floats:
+def far_rate(load: Floats, far: FarTier, members: Floats | float = 1.0) -> Floats:
     """Rated bytes/s, one direction, that one message gets out of a domain of a tier beyond the network.
 
-    rate = min(port, b / (o load)): the D GPUs of a domain have D b / o bytes/s out of it, and ``load`` D messages share them.
-    b is the tier's rated bytes/s per GPU and o its oversubscription. Every group of the axis sends at once.
+    rate = min(max(k b, port), b / (o load)): the D GPUs of a domain have D b / o bytes/s out of it, and ``load`` D messages share
+    them; k ``members`` send the message in parts. b is the tier's rated bytes/s per GPU and o its oversubscription. Every group of the
+    axis sends at once.
     """
-    return np.asarray(np.minimum(far.port_bandwidth, far.link.bandwidth / (far.oversubscription * load)))
+    alone = np.maximum(members * far.link.bandwidth, far.port_bandwidth)
+    return np.asarray(np.minimum(alone, far.link.bandwidth / (far.oversubscription * load)))
 
 
 def crosses_domain(distance: npt.ArrayLike, links: LinkColumns, size: npt.ArrayLike = 2) -> Bools:

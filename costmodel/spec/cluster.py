@@ -150,10 +150,14 @@ class ClusterSpec:
 
     @property
     def domain_sizes(self) -> tuple[int, ...]:
-        """GPUs of one domain of each tier, as jobs are placed (:attr:`fast_domain_size`); the outermost one's are all."""
-        placed, rated = self.fast_domain_size, self.tiers[0].domain_size or self.num_gpus
-        sizes = (placed, *(tier.domain_size * placed // rated if tier.domain_size else self.num_gpus for tier in self.tiers[1:]))
-        return tuple(min(size, self.num_gpus) for size in sizes)
+        """GPUs of one domain of each tier, as jobs are placed (:attr:`fast_domain_size`); the outermost one's are all.
+
+        Of hosts under named switches, those of the fullest.
+        """
+        placed = self.fast_domain_size
+        rated = placed if self.hosts is not None and self.hosts.switches else self.tiers[0].domain_size or placed
+        outer = (tier.domain_size * placed // rated or self.num_gpus for tier in self.tiers[1:])
+        return tuple(min(size, self.num_gpus) for size in (placed, *outer))
 
     def switches_of(self, tier: int) -> tuple[str, ...]:
         """The domain of tier ``tier`` that each node is in, by name; empty where :attr:`hosts` does not say."""

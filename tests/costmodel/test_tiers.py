@@ -21,7 +21,7 @@ from autopar.costmodel.columns import Floats
 from autopar.costmodel.domains import DomainMap
 from autopar.costmodel.spec.cluster import ClusterSpec, Hosts
 from autopar.costmodel.spec.layout import RankLayout
-from autopar.costmodel.topology import FarTier, LinkColumns, far_hops, place
+from autopar.costmodel.topology import FarTier, LinkColumns, far_hops, far_rate, place
 
 Collective = Callable[..., Floats]
 COLLECTIVES: tuple[Collective, ...] = (
@@ -265,6 +265,19 @@ def test_pcie_between_bridged_pairs_is_no_network() -> None:
     assert (links.network.bandwidth, far.link.bandwidth, far.domain_size, far.cut_through) == (31.5e9, 1.5625e9, 8, 0)
     inside, across = (comm.all_gather_seconds(float(GIB), place(8, stride, links), links) for stride in (1, 8))
     assert inside * 10 < across  # what stays on PCIe is not charged at the network's rate
+
+
+def test_a_group_with_many_members_uses_all_adapters_of_a_node() -> None:
+    links = columns(cluster("mi250x-frontier", 64))  # 8 dies, 4 adapters of 25 GB/s, the third tier
+    (far,) = links.beyond
+    assert [float(far_rate(np.asarray(1 / k), far, k)) for k in (1.0, 2.0, 8.0)] == [12.5e9, 25e9, 100e9]
+    assert float(far_rate(np.asarray(1 / 8), far)) == 25e9  # one message goes through one adapter
+
+
+def test_leaves_of_racks_hold_what_jobs_take_of_a_rack() -> None:
+    spec = fat_tree("nvl72-gb200", 128, leaf=36)  # two racks under a leaf; 64 of the 72 GPUs of each
+    assert spec.domain_sizes == (64, 128, 512)
+    assert float(columns(spec).beyond[0].domain_size) == 128
 
 
 def test_hosts_under_two_leaves() -> None:
