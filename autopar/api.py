@@ -97,7 +97,7 @@ def plan(
 
     >>> autopar.plan("gpt-175b", gpus=256).strategy.describe()
     """
-    from autopar.planning import nothing_fits, planned, searched
+    from autopar.planning import nothing_fits, planned, replaced, searched
 
     faults: list[Fault] = []
     effort = gather(faults, lambda: effort_of(stages, time_limit, progress))
@@ -113,6 +113,8 @@ def plan(
     if result.best is None:
         refuse_unfinished(effort, interrupted=was_interrupted(result.summary))
         raise nothing_fits(asked.problem, asked.constraints, result, asked.texts)
+    asked, result = replaced(asked, result, effort, top=max(top, 1))
+    assert result.best is not None, "the second search stands only where it found something"
     return planned(asked, result.best, result, top=max(top, 1))
 
 

@@ -166,12 +166,8 @@ def _otherwise(problem: Problem, strategy: Strategy) -> Iterator[tuple[str, Prob
     ):  # fmt: skip
         yield cause, replace(problem, framework=replace(own, **changes)), strategy
     for part in (0.5, 0.25):
-        slower = (
-            *problem.cluster.tiers[:-1],
-            replace(problem.cluster.network_tier, bandwidth=problem.cluster.network_tier.bandwidth * part),
-        )
         if problem.cluster.num_nodes > 1:
-            cluster = replace(problem.cluster, tiers=slower)
-            yield f"the network gives {part:.0%} of its bandwidth", replace(problem, cluster=cluster), strategy
+            slower = replace(problem, cluster=problem.cluster.with_network_scaled(part))
+            yield f"the network gives {part:.0%} of its bandwidth", slower, strategy
     if strategy.recompute is not Recompute.FULL:
         yield "every layer is recomputed", problem, replace(strategy, recompute=Recompute.FULL, num_recompute_layers=0)

@@ -12,13 +12,14 @@ import numpy as np
 from autopar.against import AgainstBest, against_best
 from autopar.costmodel.spec.errors import AutoparError, Fault
 from autopar.costmodel.spec.estimate import Estimate
+from autopar.costmodel.spec.plan import Placement
 from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy, split_text
 from autopar.doubtful import Doubt
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
 
-EXPLANATION_SCHEMA_VERSION = "1.1"
+EXPLANATION_SCHEMA_VERSION = "1.2"
 WORTHWHILE = 0.002
 """A change that saves a smaller share of the step is noise."""
 MAX_PAIRS = 1500
@@ -72,6 +73,8 @@ class Explanation:
     """None where a rule refuses the strategy, or where nothing fits these GPUs."""
     unmeasured: tuple[Doubt, ...] = ()
     """Under a measured profile: the shapes without a measurement that could change the order of strategies."""
+    placement: Placement | None = None
+    """Where the ranks sit, on a network of several levels or on named hosts. Since 1.2."""
     schema_version: str = EXPLANATION_SCHEMA_VERSION
 
     @property
@@ -86,6 +89,7 @@ def explain_strategy(problem: Problem, strategy: Strategy) -> Explanation:
     Where no single change makes it run, two at once are tried; where those do not either, what else would hold the model.
     """
     from autopar.costmodel.estimate import estimate
+    from autopar.placing import placement_of
     from autopar.search.feasibility import MEMORY, RULES, memory_fault
 
     broken = [(rule.name, fault) for rule in RULES if (fault := rule.fault(problem, strategy)) is not None]
@@ -107,6 +111,7 @@ def explain_strategy(problem: Problem, strategy: Strategy) -> Explanation:
         instead=_instead(problem) if refused and not changes else "",
         fits=not refused,
         against_best=None if now is None else against_best(problem, strategy, now),
+        placement=None if refused and now is None else placement_of(problem, strategy),
         unmeasured=_unmeasured(problem, strategy, changes) if now is not None and not broken else (),
     )
 

@@ -103,7 +103,7 @@ class Changed:
 def changes_of(problem: Problem, texts: Iterable[str]) -> tuple[Changed, ...]:
     """The problems that ``texts`` make of ``problem``.
 
-    ``nodes``, ``gpus``, ``batch`` and ``sequence`` take a number, ``+n``, ``-n`` or a factor ``x2``; ``network`` (the outermost links)
+    ``nodes``, ``gpus``, ``batch`` and ``sequence`` take a number, ``+n``, ``-n`` or a factor ``x2``; ``network`` (all its levels)
     and ``node-links`` (the innermost) a factor of their bandwidth.
 
     Raises:
@@ -264,21 +264,27 @@ def _sequence(problem: Problem, sign: str, amount: float, text: str) -> Changed:
 
 
 def _network(problem: Problem, sign: str, amount: float, text: str) -> Changed:
-    return _scaled_links(problem, -1, sign, amount, text)
+    _refuse_no_factor(sign, amount, text)
+    cluster = problem.cluster.with_network_scaled(amount)
+    names = ", ".join(new.name for old, new in zip(problem.cluster.tiers, cluster.tiers, strict=True) if new.bandwidth != old.bandwidth)
+    return Changed(words=_scaled_words(amount, names or cluster.network_tier.name), problem=replace(problem, cluster=cluster))
 
 
 def _node_links(problem: Problem, sign: str, amount: float, text: str) -> Changed:
-    return _scaled_links(problem, 0, sign, amount, text)
+    _refuse_no_factor(sign, amount, text)
+    first, *others = problem.cluster.tiers
+    cluster = replace(problem.cluster, tiers=(replace(first, bandwidth=first.bandwidth * amount), *others))
+    return Changed(words=_scaled_words(amount, first.name), problem=replace(problem, cluster=cluster))
 
 
-def _scaled_links(problem: Problem, place: int, sign: str, amount: float, text: str) -> Changed:
+def _scaled_words(amount: float, names: str) -> str:
+    return f"{amount:g} x the bandwidth of {names}"
+
+
+def _refuse_no_factor(sign: str, amount: float, text: str) -> None:
     if sign != "x" or not amount > 0:
         required = "a factor above zero is needed"
         raise InvalidInputError(Fault(field="--change", given=repr(text), required=required, fix="for example network=x0.5"))
-    tiers = list(problem.cluster.tiers)
-    tiers[place] = replace(tiers[place], bandwidth=tiers[place].bandwidth * amount)
-    cluster = replace(problem.cluster, tiers=tuple(tiers))
-    return Changed(words=f"{amount:g} x the bandwidth of {tiers[place].name}", problem=replace(problem, cluster=cluster))
 
 
 _CHANGERS = {

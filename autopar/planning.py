@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autopar import __version__
@@ -32,6 +33,25 @@ def searched(asked: Asked, effort: Effort, *, top: int) -> SearchResult:
     return search(asked.problem, asked.constraints, top=top, stages=effort.stages, watch=effort.watch)
 
 
+def replaced(asked: Asked, result: SearchResult, effort: Effort, *, top: int) -> tuple[Asked, SearchResult]:
+    """The question with its hosts in the order that suits the best strategy, searched again where that order is another one.
+
+    The second search stands where its best is faster: what it found is found under the new order, runners-up included.
+    """
+    if result.best is None or asked.problem.cluster.hosts is None or result.summary.interrupted:
+        return asked, result
+    from autopar.placing import SAME_TIME, better_order
+
+    problem = better_order(asked.problem, result.best)
+    if problem is None:
+        return asked, result
+    moved = replace(asked, problem=problem)
+    again = searched(moved, effort, top=top)
+    if again.best is None or again.ranked[0].step_time_seconds >= result.ranked[0].step_time_seconds * (1 - SAME_TIME):
+        return asked, result
+    return moved, again
+
+
 def planned(asked: Asked, chosen: Strategy, result: SearchResult, *, top: int) -> Plan:
     """The plan of ``chosen`` with the other strategies of ``result`` as runners-up.
 
@@ -39,6 +59,8 @@ def planned(asked: Asked, chosen: Strategy, result: SearchResult, *, top: int) -
         NoPlanError: failures leave no progress.
         UnavailableError: energy is asked for, and the device has no power figure.
     """
+    from autopar.placing import placement_of
+
     problem, aims = asked.problem, asked.aims
     best = estimate(problem, chosen)
     goodput = _goodput(asked, chosen, best)
@@ -72,6 +94,7 @@ def planned(asked: Asked, chosen: Strategy, result: SearchResult, *, top: int) -
         autopar_version=__version__,
         economics=_economics(asked, best if goodput is None else goodput),
         goodput=goodput,
+        placement=placement_of(problem, chosen),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.cluster import ClusterSpec
     from autopar.costmodel.spec.measured import MeasuredProfile
     from autopar.costmodel.spec.model import ModelSpec
+    from autopar.io.switch_tree import SwitchTree
     from autopar.search import Constraints, Progress, Stages, Watch
     from autopar.sizing import Missed, Task
 
@@ -34,6 +35,8 @@ class Inputs(TypedDict, total=False):
     memory_reserve: str | int | None
     profile: str | Path | Calibration | MeasuredProfile | None
     allow_other_device: bool
+    topology: str | Path | SwitchTree | None
+    hosts: str | Path | Sequence[str] | None
 
 
 class Question(Inputs, total=False):
@@ -178,8 +181,13 @@ def size_question(model: str | Path | ModelSpec, bounds: Bounds, wanted: Wanted,
     aims = gather(faults, lambda: read_aims("step-time", given.get("price"), failures, own=_names(named)))
     if inputs.get("gpus") is not None:
         faults.append(Fault(field="gpus", given=str(inputs["gpus"]), required="is what is asked for", fix="max_gpus bounds it"))
+    for name in ("topology", "hosts"):
+        if inputs.get(name) is not None:
+            fix = "a cluster file with a [fabric] table has a network of several levels at every size"
+            faults.append(Fault(field=name, given=str(given[name]), required="is of one size, and the size is what is asked for", fix=fix))
     if max_gpus is not None and not 1 <= max_gpus <= MAX_GPUS:
         faults.append(Fault(field="max_gpus", given=str(max_gpus), required=f"a whole number from 1 to {MAX_GPUS:,}"))
+    inputs = cast("Inputs", {name: value for name, value in inputs.items() if name not in ("topology", "hosts")})
     clusters = gather(faults, lambda: _clusters_asked(inputs, aims)) or []
     put = _put(model, inputs, clusters, aims, faults)
     raise_if(faults)

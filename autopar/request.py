@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.calibration import Calibration
-from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec
+from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec, Hosts
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnavailableError, raise_if
 from autopar.costmodel.spec.model import ModelSpec
 from autopar.costmodel.spec.training import Precision, TrainingSpec, precision_named
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.hardware import HardwareProfile
     from autopar.costmodel.spec.measured import MeasuredProfile
     from autopar.costmodel.spec.plan import Plan
+    from autopar.io.switch_tree import SwitchTree
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ def build_problem(
     memory_reserve: str | int | None = None,
     profile: str | Path | Calibration | MeasuredProfile | None = None,
     allow_other_device: bool = False,
+    topology: str | Path | SwitchTree | None = None,
+    hosts: str | Path | Sequence[str] | None = None,
 ) -> tuple[Problem, tuple[str, ...]]:
     """The problem, and one line for each thing assumed.
 
@@ -59,6 +62,10 @@ def build_problem(
         profile: file written by ``autopar profile`` (measured times) or ``autopar calibrate`` (constants), or its content; or the
             name of a measured profile of the catalog.
         allow_other_device: use measured times of another device than the cluster's.
+        topology: the switches above the hosts: Slurm's ``topology.conf``, a TOML or JSON list of hosts with their switches, a
+            ``[fabric]`` table, or the name of a fabric of the catalog.
+        hosts: the nodes of the job, ``"node[001-032,040]"``, a file of them or their names; all of the topology's if left out.
+            Without ``gpus`` the job is as large as its hosts.
 
     Raises:
         InvalidInputError: with all faults of the question at once.
@@ -67,7 +74,7 @@ def build_problem(
     notes: list[str] = []
     faults: list[Fault] = []
     found_model = gather(faults, lambda: resolve_model(model))
-    found_cluster = gather(faults, lambda: resolve_cluster(cluster, gpus, gpu, notes))
+    found_cluster = gather(faults, lambda: _placed_cluster(cluster, gpus, gpu, topology, hosts, notes))
     reserve = gather(faults, lambda: _reserve(memory_reserve))
     execution = gather(faults, lambda: _framework(framework))
     given = gather(faults, lambda: _profile(profile))
@@ -112,12 +119,22 @@ def resized(problem: Problem, num_gpus: int) -> Problem | None:
         is_catalogs = now.id in hardware.cluster_names() and of_size(now.num_gpus).tiers == now.tiers
         if not is_catalogs and 0 < now.network_tier.domain_size < num_gpus:
             return None
-        cluster = of_size(num_gpus) if is_catalogs else replace(now, num_gpus=num_gpus)
+        cluster = of_size(num_gpus) if is_catalogs else _part_of(now, num_gpus)
     except InvalidInputError:
         return None
     links = tuple(known.get(tier, link) for tier, link in zip(cluster.tiers, link_profiles(cluster), strict=True))
     changed = replace(problem, cluster=cluster, links=links)
     return changed if problem.calibration is None else _calibrated(changed, problem.calibration, [])
+
+
+def _part_of(cluster: ClusterSpec, num_gpus: int) -> ClusterSpec:
+    """``cluster`` at another size: of named hosts the first ones; more hosts than there are have no names, and fill the switches evenly."""
+    nodes, hosts = -(-num_gpus // cluster.gpus_per_node), cluster.hosts
+    if hosts is not None:
+        switches = tuple(row[:nodes] for row in hosts.switches)
+        fewer = Hosts(names=hosts.names[:nodes], switches=switches, fast_domains=hosts.fast_domains[:nodes])
+        hosts = fewer if nodes <= cluster.num_nodes else None
+    return replace(cluster, num_gpus=num_gpus, hosts=hosts)
 
 
 def _problem(
@@ -271,6 +288,40 @@ def resolve_cluster(cluster: str | Path | ClusterSpec | None, gpus: int | None, 
     else:
         notes.append(f"nodes: {found.id}, {found.gpus_per_node} GPUs each (usual for {found.device.name})")
     return found
+
+
+def _placed_cluster(
+    cluster: str | Path | ClusterSpec | None,
+    gpus: int | None,
+    gpu: str | None,
+    topology: str | Path | SwitchTree | None,
+    hosts: str | Path | Sequence[str] | None,
+    notes: list[str],
+) -> ClusterSpec:
+    """The cluster, with the hosts and switches that were given."""
+    if topology is None and hosts is None:
+        return resolve_cluster(cluster, gpus, gpu, notes)
+    from autopar.placing import Topology
+
+    faults: list[Fault] = []
+    given = gather(faults, lambda: Topology(topology, hosts))
+    if gpus is None and given is not None and given.names and not isinstance(cluster, ClusterSpec):
+        per_node = gather(faults, lambda: _gpus_per_node(cluster, gpu)) or 1
+        gpus = len(given.names) * per_node
+        notes.append(f"GPUs: {gpus}, {per_node} on each of the {len(given.names)} hosts")
+    found = gather(faults, lambda: resolve_cluster(cluster, gpus, gpu, notes)) if not faults or gpus is not None else None
+    raise_if(list(dict.fromkeys(faults)))
+    assert given is not None, "gather keeps a fault where it returns nothing"
+    assert found is not None, "gather keeps a fault where it returns nothing"
+    return given.on(found, notes)
+
+
+def _gpus_per_node(cluster: str | Path | None, gpu: str | None) -> int:
+    """Of the cluster at the size that it says itself, or at the least there is."""
+    try:
+        return resolve_cluster(cluster, None, gpu, []).gpus_per_node
+    except InvalidInputError:
+        return resolve_cluster(cluster, 1, gpu, []).gpus_per_node
 
 
 def _refuse_other_size(cluster: ClusterSpec, gpus: int | None) -> None:

@@ -2,13 +2,16 @@
 
 The messages are those whose seconds :mod:`~autopar.costmodel.communication` computes; volumes are what a ring sends. A ring
 over d domains with k members in each leaves a domain once for every k hops: of V bytes a rank, V / k cross the network and the
-rest stays on the fast tier. A switch that reduces (NVLS) moves less over the fast tier than is counted here.
+rest stays on the fast tier; of those V / K leave a domain of the next tier, with K members in each. Bytes count at the outermost
+tier that they cross. A switch that reduces (NVLS) moves less over the fast tier than is counted here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +21,19 @@ from .holdings import rank_parameters, tied_embedding_bytes
 from .inputs import Inputs
 from .layer import PassTimes, dense_reductions, expert_layer_reductions
 from .layer_communication import context_message_bytes, expert_message_bytes, tensor_message_bytes
-from .layer_costs import LayerCosts, boundary_crosses_domain, boundary_message_bytes, ends_cross_domain
+from .layer_costs import (
+    LayerCosts,
+    boundary_crosses_domain,
+    boundary_far_hops,
+    boundary_message_bytes,
+    ends_cross_domain,
+    ends_far_hops,
+)  # fmt: skip
 from .pipeline_shape import PipelineShape
 from .sharding import RING, ULYSSES
 from .stage_times import StageTimes
 from .step import StageCosts
-from .topology import Group
+from .topology import Group, LinkColumns, Spread
 
 
 class Axis(StrEnum):
@@ -38,16 +48,20 @@ class Axis(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Bytes that one GPU sends over the innermost tier and over the network."""
+    """Bytes that one GPU sends over each tier, from the inside out."""
 
-    fast: Floats
-    network: Floats
+    tiers: tuple[Floats, ...]
+
+    @classmethod
+    def nothing(cls, links: LinkColumns, count: int) -> Sent:
+        """Nothing by ``count`` stages or ranks."""
+        return cls(tiers=(np.zeros(count),) * (2 + len(links.beyond)))
 
     def __add__(self, other: Sent) -> Sent:
-        return Sent(fast=self.fast + other.fast, network=self.network + other.network)
+        return Sent(tiers=tuple(mine + its for mine, its in zip(self.tiers, other.tiers, strict=True)))
 
     def scaled(self, factor: Floats | float) -> Sent:
-        return Sent(fast=np.asarray(self.fast * factor), network=np.asarray(self.network * factor))
+        return Sent(tiers=tuple(np.asarray(each * factor) for each in self.tiers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +69,18 @@ class AxisTraffic:
     """What one axis sends in a pass of one micro-batch (or at the end of the step), and the seconds that stay exposed."""
 
     axis: Axis
-    fast_bytes: float
-    network_bytes: float
+    tier_bytes: tuple[float, ...]
+    """By tier from the inside out: bytes count at the outermost one that they cross."""
     exposed_seconds: float
+
+    @property
+    def fast_bytes(self) -> float:
+        return self.tier_bytes[0]
+
+    @property
+    def network_bytes(self) -> float:
+        """What leaves the innermost domains."""
+        return sum(self.tier_bytes[1:])
 
     @property
     def sent_bytes(self) -> float:
@@ -100,7 +123,7 @@ def stage_traffic(inputs: Inputs, strategies: StrategyColumns, costs: StageCosts
 def end_traffic(inputs: Inputs, strategies: StrategyColumns, costs: StageCosts) -> tuple[Traffic, ...]:
     """What one GPU of each pipeline rank sends once a step: gradients to reduce, parameters to gather, the tied embedding."""
     stage, groups, training = int(strategies.zero_stage[0]), costs.layer.groups, inputs.training
-    sent = Sent(fast=np.zeros(costs.shape.pipeline_parallel_size), network=np.zeros(costs.shape.pipeline_parallel_size))
+    sent = Sent.nothing(inputs.links, costs.shape.pipeline_parallel_size)
     dense, expert = (parameters[0] for parameters in rank_parameters(inputs, costs.layer, costs.shape))
     grids = (
         (dense, groups.data, groups.data_shard, groups.data_replicas),
@@ -114,7 +137,8 @@ def end_traffic(inputs: Inputs, strategies: StrategyColumns, costs: StageCosts) 
             sent = sent + ring_sent(gradients, within) + ring_sent(gradients / within.size, across, turns=2)
             sent = sent + ring_sent(parameters * training.parameter_gather_bytes, within)
     at_ends = np.isin(np.arange(costs.shape.pipeline_parallel_size), [0, costs.shape.pipeline_parallel_size - 1])
-    sent = sent + _hop(tied_embedding_bytes(inputs, costs.layer) * at_ends, ends_cross_domain(inputs, costs.layer.shard))
+    table, shard = tied_embedding_bytes(inputs, costs.layer) * at_ends, costs.layer.shard
+    sent = sent + _hop(table, ends_cross_domain(inputs, shard), ends_far_hops(inputs, shard))
     passes: _Passes = {Axis.DATA: (sent, costs.data_seconds[0])}
     return tuple(_of_stage(passes, rank) for rank in range(costs.shape.pipeline_parallel_size))
 
@@ -131,19 +155,30 @@ def axis_groups(inputs: Inputs, costs: LayerCosts) -> tuple[AxisGroup, ...]:
 def ring_sent(message_bytes: npt.ArrayLike, group: Group, turns: int = 1) -> Sent:
     """A ring passes (n - 1) / n of the message on, once to gather or to scatter it, twice to reduce it everywhere."""
     volume = turns * np.asarray(message_bytes) * (group.size - 1) / group.size
-    network = np.where(group.crosses, volume / group.members_per_domain, 0.0)
-    return Sent(fast=volume - network, network=network)
+    out = np.where(group.crosses, volume / group.members_per_domain, 0.0)
+    further = (np.where(spread.crosses, volume * spread.load, 0.0) for spread in group.beyond)
+    return _by_tier(volume, [out, *further])
 
 
 def exchange_sent(sent_bytes: npt.ArrayLike, group: Group) -> Sent:
     """An all-to-all sends a share of 1 / n to each rank: k - 1 of them in the same domain, n - k outside."""
     share = np.asarray(sent_bytes) / group.size
-    return Sent(fast=share * (group.members_per_domain - 1), network=share * (group.size - group.members_per_domain))
+    inside = share * (group.members_per_domain - 1)
+    out = share * (group.size - group.members_per_domain)
+    further = [share * (group.size - spread.members) for spread in group.beyond]
+    return Sent(tiers=(inside, *_by_tier(out, further).tiers))
 
 
-def _hop(message_bytes: npt.ArrayLike, crosses: npt.ArrayLike) -> Sent:
-    size, far = np.asarray(message_bytes), np.asarray(crosses)
-    return Sent(fast=np.where(far, 0.0, size), network=np.where(far, size, 0.0))
+def _by_tier(volume: Floats, leaving: Iterable[Floats]) -> Sent:
+    """``volume`` bytes of which ``leaving`` leave the domains of each tier: what is left at each of them."""
+    levels = [volume, *leaving]
+    return Sent(tiers=(*(np.asarray(inner - outer) for inner, outer in pairwise(levels)), levels[-1]))
+
+
+def _hop(message_bytes: npt.ArrayLike, crosses: npt.ArrayLike, beyond: Sequence[Spread]) -> Sent:
+    """A message counts at the outermost tier that the slowest hop crosses."""
+    size = np.asarray(message_bytes)
+    return _by_tier(size, [np.where(crosses, size, 0.0), *(np.where(spread.crosses, size, 0.0) for spread in beyond)])
 
 
 def _forward(inputs: Inputs, strategies: StrategyColumns, costs: StageCosts) -> _Passes:
@@ -154,7 +189,7 @@ def _forward(inputs: Inputs, strategies: StrategyColumns, costs: StageCosts) -> 
         Axis.TENSOR: _tensor(inputs, costs, at_first=1.0, at_last=0.0),
         Axis.CONTEXT: _context(inputs, costs, turns=1),
         Axis.EXPERT: _expert(inputs, costs),
-        Axis.PIPELINE: _hop(away, boundary_crosses_domain(inputs, costs.layer.shard)),
+        Axis.PIPELINE: _boundary(inputs, costs, away),
         Axis.DATA: _sharded(inputs, strategies, costs, scatter=False),
     }
     return {axis: (sent[axis], exposed[axis]) for axis in Axis}
@@ -171,10 +206,15 @@ def _backward(inputs: Inputs, strategies: StrategyColumns, costs: StageCosts) ->
         Axis.TENSOR: _tensor(inputs, costs, at_first=0.0, at_last=1.0) + layers.scaled(full),
         Axis.CONTEXT: _context(inputs, costs, turns=2) + _context(inputs, costs, turns=1).scaled(full + selective),
         Axis.EXPERT: _expert(inputs, costs).scaled(1 + full),
-        Axis.PIPELINE: _hop(away, boundary_crosses_domain(inputs, costs.layer.shard)),
+        Axis.PIPELINE: _boundary(inputs, costs, away),
         Axis.DATA: _sharded(inputs, strategies, costs, scatter=True),
     }
     return {axis: (sent[axis], exposed[axis]) for axis in Axis}
+
+
+def _boundary(inputs: Inputs, costs: StageCosts, away: Floats) -> Sent:
+    shard = costs.layer.shard
+    return _hop(away, boundary_crosses_domain(inputs, shard), boundary_far_hops(inputs, shard))
 
 
 def _exposed(inputs: Inputs, costs: StageCosts, direction: str) -> dict[Axis, Floats]:
@@ -217,8 +257,7 @@ def _context(inputs: Inputs, costs: StageCosts, *, turns: int) -> Sent:
     if kind == ULYSSES:
         one = exchange_sent(heads, group)
     elif kind == RING:
-        crosses = group.crosses
-        one = _hop((shard.cp - 1) * block * turns, crosses)
+        one = _hop((shard.cp - 1) * block * turns, group.crosses, group.beyond)
     else:
         one = ring_sent(block * shard.cp * turns, group)
     return one.scaled(np.ravel(sum(costs.shape.layer_counts(inputs))))
@@ -238,7 +277,7 @@ def _sharded(inputs: Inputs, strategies: StrategyColumns, costs: StageCosts, *, 
     dense_count, moe_count = (np.ravel(counts) for counts in costs.shape.layer_counts(inputs))
     sharing = float(strategies.zero_stage[0] == 3)
     shared = local.dense_layer * dense_count + local.moe_layer_shared * moe_count
-    total = Sent(fast=np.zeros(costs.shape.num_stages), network=np.zeros(costs.shape.num_stages))
+    total = Sent.nothing(inputs.links, costs.shape.num_stages)
     for parameters, within, across in (
         (shared, groups.data_shard, groups.data_replicas),
         (local.moe_layer_expert * moe_count, groups.expert_shard, groups.expert_replicas),
@@ -254,8 +293,7 @@ def _of_stage(passes: _Passes, stage: int) -> Traffic:
     found = (
         AxisTraffic(
             axis=axis,
-            fast_bytes=float(np.ravel(sent.fast)[stage]),
-            network_bytes=float(np.ravel(sent.network)[stage]),
+            tier_bytes=tuple(float(np.ravel(tier)[stage]) for tier in sent.tiers),
             exposed_seconds=float(exposed[stage]),
         )
         for axis, (sent, exposed) in passes.items()

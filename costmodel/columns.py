@@ -181,7 +181,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def stack(rows: Sequence[Record]) -> Record:
-    """One record of columns from records of scalars: field by field, recursing into records.
+    """One record of columns from records of scalars: field by field, recursing into records and tuples of records.
 
     Raises:
         ValueError: rows that do not share what a record shares (two measured profiles in one table).
@@ -195,6 +195,9 @@ def stack(rows: Sequence[Record]) -> Record:
                 raise ValueError(f"rows with different {field.name} cannot be evaluated together")
             values[field.name] = parts[0]
             continue
+        if isinstance(parts[0], tuple):
+            values[field.name] = tuple(stack(each) for each in zip(*parts, strict=True))
+            continue
         values[field.name] = stack(parts) if is_dataclass(parts[0]) else np.stack([np.asarray(part) for part in parts])
     return type(first)(**values)
 
@@ -204,7 +207,7 @@ def is_shared(part: object) -> bool:
     return part is None or isinstance(part, Shared)
 
 
-def gather(record: Record, rows: npt.NDArray[np.int64]) -> Record:
+def gather(record: Record, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> Record:
     """The given rows of a record of columns; scalars (0-d arrays) stand for every row and stay as they are."""
     kind: Any = type(record)
     values: dict[str, Any] = {}
@@ -212,6 +215,8 @@ def gather(record: Record, rows: npt.NDArray[np.int64]) -> Record:
         part: Any = getattr(record, name)
         if is_shared(part):
             values[name] = part
+        elif isinstance(part, tuple):
+            values[name] = tuple(gather(each, rows) for each in part)
         elif not isinstance(part, _ARRAYS):
             values[name] = gather(part, rows)
         else:
@@ -227,6 +232,8 @@ def trailing(record: Record) -> Record:
         part: Any = getattr(record, name)
         if is_shared(part):
             values[name] = part
+        elif isinstance(part, tuple):
+            values[name] = tuple(trailing(each) for each in part)
         elif not isinstance(part, _ARRAYS):
             values[name] = trailing(part)
         else:

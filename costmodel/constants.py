@@ -177,7 +177,7 @@ def _targets(problems: Sequence[Problem]) -> tuple[Target, ...]:
     owners: dict[tuple[Owner, str], HardwareProfile | LinkProfile | ExecutionProfile] = {}
     for problem in problems:
         owners.setdefault((Owner.DEVICE, problem.hardware.device), problem.hardware)
-        for tier in _modelled_tiers(problem):
+        for tier in range(len(problem.cluster.tiers)):
             owners.setdefault((Owner.LINK, link_name(problem, tier)), problem.links[tier])
         owners.setdefault((Owner.FRAMEWORK, problem.framework.id), problem.framework)
     for (owner, name), source in owners.items():
@@ -192,12 +192,6 @@ def _target(kind: Fitted, name: str, source: HardwareProfile | LinkProfile | Exe
     return Target(kind=kind, name=name, start=start, high=min([kind.high, *room]), rows=rows)
 
 
-def _modelled_tiers(problem: Problem) -> tuple[int, ...]:
-    """The fast tier and the network: those that :mod:`topology` charges."""
-    last = len(problem.cluster.tiers) - 1
-    return (0, last) if last else (0,)
-
-
 def _names(problem: Problem, owner: Owner) -> tuple[str, ...]:
     match owner:
         case Owner.DEVICE:
@@ -205,7 +199,7 @@ def _names(problem: Problem, owner: Owner) -> tuple[str, ...]:
         case Owner.FRAMEWORK:
             return (problem.framework.id,)
         case Owner.LINK:
-            return tuple(link_name(problem, tier) for tier in _modelled_tiers(problem))
+            return tuple(link_name(problem, tier) for tier in range(len(problem.cluster.tiers)))
 
 
 def _scaled_device(device: DeviceColumns, kind: Fitted, factor: Floats, low_precision: Bools) -> DeviceColumns:
@@ -218,14 +212,20 @@ def _scaled_device(device: DeviceColumns, kind: Fitted, factor: Floats, low_prec
 
 
 def _scaled_links(links: LinkColumns, target: Target, problems: Sequence[Problem], index: Ints, factor: Floats) -> LinkColumns:
-    """A single-tier cluster has its tier in both places."""
+    """A single-tier cluster has its tier in the first two places."""
+
+    def is_target(problem: Problem, place: int) -> bool:
+        tiers = len(problem.cluster.tiers)
+        place = 0 if tiers == 1 and place == 1 else place
+        return place < tiers and link_name(problem, place) == target.name
 
     def tier(columns: TierColumns, place: int) -> TierColumns:
-        mine = np.array([link_name(problem, place) == target.name for problem in problems])[index]
+        mine = np.array([is_target(problem, place) for problem in problems])[index]
         scale = np.where(mine, factor, 1.0)
         return replace(columns, **{name: getattr(columns, name) * scale for name in (target.kind.field, *target.kind.companions)})
 
-    return replace(links, fast=tier(links.fast, 0), network=tier(links.network, -1))
+    beyond = tuple(replace(far, link=tier(far.link, place)) for place, far in enumerate(links.beyond, start=2))
+    return replace(links, fast=tier(links.fast, 0), network=tier(links.network, 1), beyond=beyond)
 
 
 # -- the constants of a calibration in a problem ---------------------------------------------------------

@@ -12,7 +12,7 @@ from .communication import all_gather_seconds, all_reduce_seconds, p2p_seconds
 from .compute import optimizer_seconds
 from .inputs import Inputs
 from .layer_communication import scattered_seconds
-from .layer_costs import LayerCosts, LayerSizes, ends_cross_domain
+from .layer_costs import LayerCosts, LayerSizes, ends_cross_domain, ends_far_hops
 from .memory import StateBytes
 from .pipeline_shape import PipelineShape
 
@@ -113,7 +113,8 @@ def tied_embedding_bytes(inputs: Inputs, costs: LayerSizes) -> Floats:
 def _tied_embedding_seconds(inputs: Inputs, costs: LayerCosts) -> Floats:
     """First and last pipeline rank add up their gradients of a tied embedding, after everything else."""
     table = tied_embedding_bytes(inputs, costs)
-    return p2p_seconds(table, ends_cross_domain(inputs, costs.shard), inputs.links)
+    far = ends_far_hops(inputs, costs.shard)
+    return p2p_seconds(table, ends_cross_domain(inputs, costs.shard), inputs.links, beyond=far)
 
 
 def _optimizer_seconds(inputs: Inputs, parameters: Floats) -> Floats:

@@ -6,7 +6,7 @@ A single problem gives 0-d arrays that broadcast over the strategies; an accurac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from .problem import Problem
 from .spec.cluster import has_flash_attention
 from .spec.framework import ExecutionProfile
 from .spec.training import ComputeType, Optimizer, TrainingSpec
-from .topology import LinkColumns
+from .topology import LinkColumns, aligned
 
 
 def wide_type(linear: ComputeType) -> ComputeType:
@@ -200,4 +200,5 @@ class Inputs:
     @classmethod
     def stacked(cls, problems: Sequence[Problem]) -> Inputs:
         """One row a problem."""
-        return stack([cls.of(problem) for problem in problems])
+        rows = [cls.of(problem) for problem in problems]
+        return stack([replace(row, links=links) for row, links in zip(rows, aligned([row.links for row in rows]), strict=True)])

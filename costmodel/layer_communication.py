@@ -10,7 +10,7 @@ from .columns import Floats, StrategyColumns
 from .communication import all_gather_seconds, all_reduce_seconds, all_to_all_seconds, p2p_seconds, reduce_scatter_seconds
 from .inputs import Inputs
 from .sharding import RING, ULYSSES, Shard
-from .topology import Group, LinkColumns, choose, place, place_product
+from .topology import Group, LinkColumns, apart, choose, place, place_product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def _spread(axes: _Axes, shared: Floats, links: LinkColumns, *, names: tuple[str
     """
     whole, within, across = names
     fastest = axes[0][0]
-    far = np.where((np.fmod(shared, fastest) == 0) | (np.fmod(fastest, shared) == 0), 1.0, 2 * links.fast_domain_size)
+    far = np.where((np.fmod(shared, fastest) == 0) | (np.fmod(fastest, shared) == 0), 1.0, apart(links))
     inside: list[tuple[Floats, Floats]] = []
     outside: list[tuple[Floats, Floats]] = []
     left = shared
@@ -158,8 +158,9 @@ def context_seconds(inputs: Inputs, shard: Shard, groups: Groups, forward: Float
         return zero, zero
     links = inputs.links
     block, heads = context_message_bytes(inputs, shard)
-    crosses = groups.context.num_domains > 1
-    ring = (shard.cp - 1) * p2p_seconds(block, crosses, links, sharing=groups.context.concurrent_groups)
+    context = groups.context
+    hop = p2p_seconds(block, context.crosses, links, sharing=context.concurrent_groups, beyond=context.beyond)
+    ring = (shard.cp - 1) * hop
     gathered = all_gather_seconds(block * shard.cp, groups.context, links)
     exchanged = all_to_all_seconds(heads, groups.context, links)
     overlap = inputs.framework.context_overlap

@@ -15,7 +15,7 @@ from .layer import LayerTimes
 from .layer_communication import Groups
 from .memory import LayerActivations
 from .sharding import LocalParameters, Shard
-from .topology import crosses_domain
+from .topology import Spread, choose, crosses_domain, far_hops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,19 @@ def ends_cross_domain(inputs: Inputs, shard: Shard) -> Bools:
     return np.where(shard.stages_first, boundary_crosses_domain(inputs, shard), apart)
 
 
+def boundary_far_hops(inputs: Inputs, shard: Shard) -> tuple[Spread, ...]:
+    """:func:`boundary_crosses_domain` of the tiers beyond the network."""
+    return far_hops(shard.stage_stride, inputs.links, shard.pp)
+
+
+def ends_far_hops(inputs: Inputs, shard: Shard) -> tuple[Spread, ...]:
+    """:func:`ends_cross_domain` of the tiers beyond the network."""
+    apart = far_hops(shard.stage_stride * (shard.pp - 1), inputs.links)
+    between = zip(boundary_far_hops(inputs, shard), apart, strict=True)
+    return tuple(choose(shard.stages_first, neighbours, ends) for neighbours, ends in between)
+
+
 def _boundary_seconds(inputs: Inputs, shard: Shard) -> Floats:
     """All ranks of a node send to their pipeline neighbours at once and share its ports."""
     size, crosses = boundary_message_bytes(inputs, shard), boundary_crosses_domain(inputs, shard)
-    return np.where(shard.pp > 1, p2p_seconds(size, crosses, inputs.links), 0.0)
+    return np.where(shard.pp > 1, p2p_seconds(size, crosses, inputs.links, beyond=boundary_far_hops(inputs, shard)), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 import numpy as np
@@ -9,10 +10,10 @@ import numpy as np
 from .columns import RANK_ORDERS, Bools, StrategyColumns, distinct_rows
 from .inputs import Inputs
 from .layer_communication import Groups
-from .layer_costs import boundary_crosses_domain, ends_cross_domain
+from .layer_costs import boundary_crosses_domain, boundary_far_hops, ends_cross_domain, ends_far_hops
 from .sharding import Shard
 from .spec.strategy import RankOrder
-from .topology import Group
+from .topology import Group, Spread
 
 _KEY = (
     "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size", "expert_parallel_size",
@@ -38,8 +39,10 @@ def placed_alike(inputs: Inputs, strategies: StrategyColumns, order: RankOrder) 
 
 def _alike(inputs: Inputs, shard: Shard, other: Shard) -> Bools:
     same = boundary_crosses_domain(inputs, shard) == boundary_crosses_domain(inputs, other)
+    same = same & _all_same(boundary_far_hops(inputs, shard), boundary_far_hops(inputs, other))
     if np.any(inputs.model.tied > 0):
         same = same & (ends_cross_domain(inputs, shard) == ends_cross_domain(inputs, other))
+        same = same & _all_same(ends_far_hops(inputs, shard), ends_far_hops(inputs, other))
     groups, others = Groups.of(inputs, shard), Groups.of(inputs, other)
     kept = [f.name for f in fields(Groups) if "expert" not in f.name or np.any(inputs.model.num_experts > 0)]
     for name in kept:
@@ -47,8 +50,16 @@ def _alike(inputs: Inputs, shard: Shard, other: Shard) -> Bools:
     return np.asarray(same)
 
 
-def _same(group: Group, other: Group) -> Bools:
+def _same(one: Group | Spread, other: Group | Spread) -> Bools:
     same = np.ones((), dtype=np.bool_)
-    for field in fields(Group):
-        same = same & np.isclose(getattr(group, field.name), getattr(other, field.name))
+    for field in fields(one):
+        mine, theirs = getattr(one, field.name), getattr(other, field.name)
+        same = same & (_all_same(mine, theirs) if isinstance(mine, tuple) else np.isclose(mine, theirs))
+    return np.asarray(same)
+
+
+def _all_same(spreads: Sequence[Spread], others: Sequence[Spread]) -> Bools:
+    same = np.ones((), dtype=np.bool_)
+    for one, other in zip(spreads, others, strict=True):
+        same = same & _same(one, other)
     return np.asarray(same)

@@ -219,7 +219,6 @@ def _times(traffic: AxisTraffic, count: int) -> AxisTraffic:
 def _sum(axis: Axis, parts: list[AxisTraffic], count: int = 1) -> AxisTraffic:
     return AxisTraffic(
         axis=axis,
-        fast_bytes=count * sum(part.fast_bytes for part in parts),
-        network_bytes=count * sum(part.network_bytes for part in parts),
+        tier_bytes=tuple(count * sum(tier) for tier in zip(*(part.tier_bytes for part in parts), strict=True)),
         exposed_seconds=count * sum(part.exposed_seconds for part in parts),
     )

@@ -20,6 +20,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec, LinkKind
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnknownNameError, raise_if
 
+from .fabric import Fabric, fabric_of, with_fabric
+from .fabric_file import FabricTable, RegionsTable
 from .hardware import MAX_GPUS, build_cluster, check_num_gpus, device
 
 MAX_FILE_BYTES = 100_000
@@ -116,6 +118,11 @@ class _Cluster(_Strict):
     num_gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)] | None = None
     tiers: Annotated[list[Annotated[_Tier, AfterValidator(_has_ports)]], Field(min_length=1, max_length=8), AfterValidator(_tiers_in_order)]
     sources: dict[str, str] = {}
+    fabric: FabricTable | None = None
+
+
+class _FabricOnly(_Strict):
+    fabric: FabricTable
 
 
 def read(path: Path, num_gpus: int | None) -> ClusterSpec:
@@ -131,11 +138,27 @@ def read(path: Path, num_gpus: int | None) -> ClusterSpec:
         more = len(faults) - MAX_REPORTED_FAULTS
         faults = [*faults[:MAX_REPORTED_FAULTS], Fault(field="$", given="", required=f"and {more} more faults")]
     raise_if(faults)
-    return build_cluster(
-        {**valid.model_dump(exclude={"device"}), "sources": valid.sources or {"*": f"cluster file {path.name}"}},
+    cluster = build_cluster(
+        {**valid.model_dump(exclude={"device", "fabric"}), "sources": valid.sources or {"*": f"cluster file {path.name}"}},
         device=_device_spec(valid, path),
         num_gpus=num_gpus if num_gpus is not None else valid.num_gpus or 0,
     )
+    if valid.fabric is None:
+        return cluster
+    return with_fabric(cluster, fabric_of({**valid.fabric.model_dump(), "source": f"cluster file {path.name}"}))
+
+
+def read_fabric(document: Mapping[str, Any], source: str) -> Fabric:
+    """The fabric of a topology file that holds a ``[fabric]`` table alone.
+
+    Raises:
+        InvalidInputError: every fault of the table at once.
+    """
+    try:
+        valid = _FabricOnly.model_validate(document)
+    except ValidationError as error:
+        raise InvalidInputError(tuple(_faults_of(error))) from None
+    return fabric_of({**valid.fabric.model_dump(), "source": f"topology file {source}"})
 
 
 def _device_spec(valid: _Cluster, path: Path) -> DeviceSpec:
@@ -223,13 +246,16 @@ def _fault_of(detail: ErrorDetails) -> Fault:
 
 
 def _fields_at(loc: list[int | str]) -> list[str]:
-    models: dict[str, type[BaseModel]] = {"tiers": _Tier, "device": _Device}
+    models: dict[str, type[BaseModel]] = {"tiers": _Tier, "device": _Device, "fabric": FabricTable}
     model = models.get(str(loc[0]), _Cluster) if len(loc) > 1 else _Cluster
+    model = RegionsTable if loc[:2] == ["fabric", "regions"] and len(loc) > 2 else model
     return list(model.model_fields)
 
 
 def _need(loc: list[int | str]) -> str:
     """What a number is measured in, where a wrong unit is the likely cause."""
+    if loc[:2] == ["fabric", "regions"] and loc[-1] == "bandwidth":
+        return "in bytes/s in one direction, all that a region sends to the others: 100 Gb/s is 12.5e9"
     return next((_NEEDS[part] for part in reversed(loc) if isinstance(part, str) and part in _NEEDS), "")
 
 

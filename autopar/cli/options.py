@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 INPUT_NAMES = (
     "cluster", "gpus", "gpu", "global_batch_size", "sequence_length", "precision", "framework", "memory_reserve", "profile",
-    "allow_other_device",
+    "allow_other_device", "topology", "hosts",
 )  # fmt: skip
 STRATEGY_NAMES = (
     "tp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp", "mbs", "zero", "sp", "recompute", "recompute_layers", "schedule",
@@ -102,6 +102,11 @@ def input_options(*, required: bool, sized: bool = True) -> Callable[[F], F]:
             click.option(
                 "--profile", metavar="FILE|NAME", help="What `autopar profile` measured or `autopar calibrate` found.",
             ),
+            click.option(
+                "--topology", metavar="FILE|NAME",
+                help="Switches above the hosts: Slurm's topology.conf, TOML or JSON, or a fabric such as llama3-roce.",
+            ),
+            click.option("--hosts", metavar="LIST|FILE", help="Hosts of the job, e.g. node[001-032,040].  [default: all of --topology]"),
             click.option("--allow-other-device", is_flag=True, default=None, help="Take a profile that was measured on another device."),
         ]
     )  # fmt: skip

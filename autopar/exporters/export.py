@@ -15,7 +15,7 @@ from autopar.costmodel.spec.units import format_bytes, format_seconds
 from autopar.request import problem_of
 from autopar.search.feasibility import RULES
 
-from . import exporter
+from . import exporter, launch
 from .exporter import ExportedFile, Exporter
 from .nearest import Nearest, changed_fields, nearest_plan
 from .question import Question
@@ -101,10 +101,17 @@ def _exported(plan: Plan, target: Exporter, question: Question) -> Export:
         framework=target.name,
         version=target.version,
         strategy=question.strategy,
-        files=target.files(question, header_lines(target, question, result, notes)),
+        files=(*target.files(question, header_lines(target, question, result, notes)), *_hosts(question)),
         notes=notes,
         estimate=result,
     )
+
+
+def _hosts(question: Question) -> tuple[ExportedFile, ...]:
+    """The host of every rank, where the plan names hosts."""
+    if not launch.host_names(question.cluster):
+        return ()
+    return (ExportedFile(path=launch.HOSTS_FILE, text=launch.hosts_text(question.cluster)),)
 
 
 def under_profile(target: Exporter, question: Question) -> Problem:

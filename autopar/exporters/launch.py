@@ -46,18 +46,47 @@ def array(name: str, words: Sequence[str]) -> list[str]:
     return [f"{name}=(", *(f"  {word}" for word in words), ")"]
 
 
+HOSTS_FILE = "hosts.txt"
+"""Beside the script: ``rank host local_rank``, a line a rank."""
+
+
 def rendezvous(cluster: ClusterSpec) -> list[str]:
-    """torchrun and its flags over all lines but the program's; nodes and address come from the environment where they are set."""
-    nodes = cluster.num_nodes
+    """torchrun and its flags over all lines but the program's; nodes and address come from the environment where they are set.
+
+    Where the plan names its hosts, a host's number and the address are the plan's unless the environment says otherwise.
+    """
+    nodes, names = cluster.num_nodes, host_names(cluster)
     lines = [f"torchrun --nproc-per-node {gpus_per_node(cluster)}"]
     if nodes > 1:
+        number = f"-{_node_rank(cluster)}" if names else "?the number of this node, from 0"
+        address = f"-{names[0]}" if names else "?the host of node 0"
         lines += [
-            f'--nnodes "${{NNODES:-{nodes}}}" --node-rank "${{NODE_RANK:?the number of this node, from 0}}"',
-            '--master-addr "${MASTER_ADDR:?the host of node 0}" --master-port "${MASTER_PORT:-29500}"',
+            f'--nnodes "${{NNODES:-{nodes}}}" --node-rank "${{NODE_RANK:{number}}}"',
+            f'--master-addr "${{MASTER_ADDR:{address}}}" --master-port "${{MASTER_PORT:-29500}}"',
         ]
     else:
         lines[0] += " --standalone"
     return lines
+
+
+def _node_rank(cluster: ClusterSpec) -> str:
+    """Shell words for the number of the host that the script runs on, by its line in the hosts file."""
+    ours = f"""'$2 == h || index($2, h ".") == 1 {{print $1 / {gpus_per_node(cluster)}; exit}}'"""
+    return f"""$(awk -v h="$(hostname -s)" {ours} "$(dirname "${{BASH_SOURCE[0]}}")/{HOSTS_FILE}")"""
+
+
+def host_names(cluster: ClusterSpec) -> tuple[str, ...]:
+    """The plan's hosts in rank order; empty where it names none."""
+    return cluster.hosts.names if cluster.hosts is not None else ()
+
+
+def hosts_text(cluster: ClusterSpec) -> str:
+    """``rank host local_rank`` for every rank."""
+    each = gpus_per_node(cluster)
+    ranks = (
+        (rank, name, local) for node, name in enumerate(host_names(cluster)) for local in range(each) for rank in (node * each + local,)
+    )
+    return "".join(f"{rank} {name} {local}\n" for rank, name, local in ranks)
 
 
 def command(lines: Sequence[str]) -> list[str]:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.layout import RankLayout
 from autopar.costmodel.spec.strategy import RankOrder, Strategy
+from autopar.io.hostlist import fold_hosts
 
 from . import launch
 from .exporter import ExportedFile
 from .rule import BrokenRule, inexpressible
 
 if TYPE_CHECKING:
+    from autopar.costmodel.spec.cluster import ClusterSpec
     from autopar.costmodel.spec.framework import ExecutionProfile
 
     from .question import Question
@@ -42,6 +44,7 @@ class Torchrun:
         return (
             "The plan's sizes are in AUTOPAR_TENSOR_PARALLEL_SIZE and so on; ranks.json has the groups of every axis.",
             f"Ranks are numbered {rank_order(question.strategy)}, fastest first.",
+            *([f"{launch.HOSTS_FILE} has the host of every rank."] if launch.host_names(question.cluster) else []),
         )
 
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
@@ -57,30 +60,64 @@ class Slurm(Torchrun):
     name = "slurm"
     version = "slurm 23.02"
 
+    def notes(self, question: Question) -> tuple[str, ...]:
+        """The same, and where to submit from."""
+        named = launch.host_names(question.cluster)
+        return (*super().notes(question), *(["Submit from this folder: job.sbatch looks for hostfile there."] if named else []))
+
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
-        """``job.sbatch`` and ``ranks.json``."""
-        cluster, each = question.cluster, launch.gpus_per_node(question.cluster)
+        """``job.sbatch`` and ``ranks.json``; of a plan that names its hosts also the ``hostfile`` that puts them in rank order."""
+        cluster, each, names = question.cluster, launch.gpus_per_node(question.cluster), launch.host_names(question.cluster)
         directives = [
             f"#SBATCH --job-name={question.model.name}",
             f"#SBATCH --nodes={cluster.num_nodes}",
             "#SBATCH --ntasks-per-node=1",
             f"#SBATCH --gpus-per-node={each}",
             "#SBATCH --exclusive",
+            *([f"#SBATCH --nodelist={fold_hosts(names)}"] if names else []),
         ]
-        body = [
-            'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
-            "export MASTER_ADDR",
-            "",
-            *launch.command([
-                "srun --kill-on-bad-exit=1",
-                f"torchrun --nproc-per-node {each} --nnodes {cluster.num_nodes}",
-                '--rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}"',
-                '"${@:?the training program and its flags: sbatch job.sbatch train.py …}"',
-            ]),
-        ]  # fmt: skip
-        text = launch.script(header, environment(question), body)
+        text = launch.script(header, environment(question), _named(cluster) if names else _any_hosts(cluster))
         first, rest = text.split("\n", 1)
-        return (ExportedFile(path="job.sbatch", text="\n".join([first, *directives, rest]), executable=True), ranks_file(question))
+        script = ExportedFile(path="job.sbatch", text="\n".join([first, *directives, rest]), executable=True)
+        hostfile = [ExportedFile(path=_HOSTFILE, text="".join(f"{name}\n" for name in names))] if names else []
+        return (script, ranks_file(question), *hostfile)
+
+
+_HOSTFILE = "hostfile"
+_PROGRAM = '"${@:?the training program and its flags: sbatch job.sbatch train.py …}"'
+
+
+def _any_hosts(cluster: ClusterSpec) -> list[str]:
+    """The nodes that Slurm gives, in the order that torchrun's rendezvous makes of them."""
+    return [
+        'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+        "export MASTER_ADDR",
+        "",
+        *launch.command([
+            "srun --kill-on-bad-exit=1",
+            f"torchrun --nproc-per-node {launch.gpus_per_node(cluster)} --nnodes {cluster.num_nodes}",
+            '--rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}"',
+            _PROGRAM,
+        ]),
+    ]  # fmt: skip
+
+
+def _named(cluster: ClusterSpec) -> list[str]:
+    """The plan's hosts in the plan's order: Slurm gives task i the i-th line of the host file, and the task number is the node's.
+
+    A c10d rendezvous would number nodes by their addresses.
+    """
+    start = f'torchrun --nproc-per-node {launch.gpus_per_node(cluster)} --nnodes {cluster.num_nodes} --node-rank "$SLURM_PROCID"'
+    return [
+        f'export SLURM_HOSTFILE="${{SLURM_HOSTFILE:-$SLURM_SUBMIT_DIR/{_HOSTFILE}}}"',
+        f'export MASTER_ADDR="${{MASTER_ADDR:-{launch.host_names(cluster)[0]}}}" MASTER_PORT="${{MASTER_PORT:-29500}}"',
+        "",
+        *launch.command([
+            f"srun --kill-on-bad-exit=1 --distribution=arbitrary --ntasks={cluster.num_nodes}",
+            f"""bash -c 'exec {start} --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"' bash""",
+            _PROGRAM,
+        ]),
+    ]  # fmt: skip
 
 
 _SAID_APART = ("pipeline_layers", "stage_recompute_layers", "rank_order")

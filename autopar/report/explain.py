@@ -9,6 +9,7 @@ from rich.text import Text
 
 from autopar.costmodel.spec.units import format_bytes, format_seconds
 
+from .placement import placement_parts
 from .tables import plain_table, wrapped_table
 from .text import headline, lines, result_parts, strategy_table
 
@@ -33,6 +34,7 @@ def explanation_report(problem: Problem, found: Explanation, assumptions: Sequen
         yield from lines(f"refused by {len(found.refused_by)} rule{'s' * (len(found.refused_by) > 1)}", _refusals(found), style="red")
     if found.estimate is not None:
         yield from result_parts(found.estimate)
+        yield from placement_parts(problem.cluster, found.placement, found.estimate.step_time_seconds)
     yield changes_table(found)
     if found.against_best is not None:
         yield best_table(found.against_best, found.strategy)

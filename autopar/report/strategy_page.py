@@ -9,6 +9,7 @@ from autopar.costmodel.spec.units import TERA, format_bytes, format_count, forma
 from . import figure_data, svg
 from .origins import origin_sections
 from .page import Markup, Section, bullets, details, facts, legend, page, paragraph, table
+from .placement import placement_rows
 from .subject import Subject
 from .text import batch_text, strategy_rows
 
@@ -139,24 +140,29 @@ def _communication(subject: Subject) -> Iterator[Markup]:
         return
     rank = drawn.pacing_rank
     groups = {group.axis: group for group in drawn.groups}
-    tiers = [tier.name for tier in (subject.problem.cluster.fast_tier, subject.problem.cluster.network_tier)]
+    tiers = [tier.name for tier in subject.problem.cluster.tiers]
     rows = []
     for one in drawn.step_traffic(rank):
         group = groups.get(one.axis)
         where = "" if group is None else f"{group.size} ranks{f' over {group.num_domains} domains' if group.num_domains > 1 else ''}"
         exposed = format_seconds(one.exposed_seconds) if one.exposed_seconds else "-"
-        rows.append((one.axis.value, where, _bytes(one.fast_bytes), _bytes(one.network_bytes), exposed))
+        rows.append((one.axis.value, where, *(_bytes(sent) for sent in one.tier_bytes), exposed))
     if not rows:
         yield paragraph("One rank on every axis: nothing is sent.")
         return
-    network = tiers[1] if tiers[1] != tiers[0] else "network"
-    columns = ("axis", "group", f"over {tiers[0]}", f"over {network}", "exposed time")
+    if len(tiers) == 1:
+        tiers.append("network")
+    columns = ("axis", "group", *(f"over {name}" for name in tiers[: len(rows[0]) - 3]), "exposed time")
     yield table(columns, rows, words=(0, 1), caption=f"Sent by one GPU of pipeline rank {rank} in a step")
     yield paragraph(
         "Bytes are those of ring algorithms, experts' of the fullest rank; of a group over several domains a part crosses the network."
         " Exposed time is what overlap does not hide; what a recomputation sends again counts under recomputation.",
         "note",
     )
+    placement = subject.plan.placement if subject.plan is not None else None
+    if placement is not None:
+        told = placement_rows(subject.problem.cluster, placement, subject.estimate.step_time_seconds)
+        yield table(("axis", "where its ranks sit"), told, words=(0, 1), caption="Placement: domains that the worst group crosses")
 
 
 def _bytes(value: float) -> str:

@@ -13,6 +13,7 @@ from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompu
 from autopar.costmodel.spec.units import GIB, TERA, format_bytes, format_count, format_seconds
 
 from .goodput import BEST, aims_parts
+from .placement import placement_parts
 from .tables import bullet_list, field_table, plain_table, share_bar, wrapped_table
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def plan_report(plan: Plan) -> Iterator[RenderableType]:
     yield headline(inputs.model, inputs.cluster, inputs.training)
     yield strategy_table(plan.strategy, inputs.training.global_batch_size, BEST[inputs.objective])
     yield from result_parts(plan.estimate)
+    yield from placement_parts(inputs.cluster, plan.placement, plan.estimate.step_time_seconds)
     yield from aims_parts(plan)
     if plan.alternatives:
         yield _alternatives(plan)

@@ -58,7 +58,7 @@ def left_out(drawn: StepTimeline) -> str:
 
 def trace_events(problem: Problem, drawn: StepTimeline) -> Iterator[Event]:
     """Names of the tracks, then the events of every rank."""
-    tiers = (problem.cluster.fast_tier.name, problem.cluster.network_tier.name)
+    tiers = tuple(tier.name for tier in problem.cluster.tiers)
     yield from _step(drawn)
     first = 0
     for number, rank in enumerate(drawn.ranks):
@@ -121,7 +121,7 @@ class _Track:
     """Passes of the ranks before: what makes the number of an arrow unique. Perfetto reads arrows by whole numbers alone."""
     rank: RankActions
     drawn: StepTimeline
-    tiers: tuple[str, str]
+    tiers: tuple[str, ...]
 
     def passes(self) -> Iterator[Event]:
         times = list(zip(self.rank.start_seconds.tolist(), self.rank.finish_seconds.tolist(), strict=True))
@@ -164,8 +164,7 @@ class _Track:
             if one.exposed_seconds > 0:
                 args = {
                     "sent_bytes": round(one.sent_bytes),
-                    **({f"over_{self.tiers[0]}": round(one.fast_bytes)} if one.fast_bytes else {}),
-                    **({f"over_{self.tiers[1]}": round(one.network_bytes)} if one.network_bytes else {}),
+                    **{f"over_{tier}": round(sent) for tier, sent in zip(self.tiers, one.tier_bytes, strict=False) if sent},
                 }
                 span = (until - one.exposed_seconds, until)
                 yield _slice(f"{one.axis.value} parallel", "communication", self.number, COMMUNICATION, span, args)

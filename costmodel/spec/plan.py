@@ -15,7 +15,7 @@ from .model import ModelSpec
 from .strategy import Strategy
 from .training import TrainingSpec
 
-PLAN_SCHEMA_VERSION = "1.1"
+PLAN_SCHEMA_VERSION = "1.2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,35 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierUse:
+    """One link tier that the groups of an axis cross, by the worst of them."""
+
+    tier: str
+    domains: int
+    """That a group lies over, of those that the tier joins; where hosts lie unevenly, the passages of a ring between them."""
+    sharing: int
+    """Messages of the axis that leave one such domain at the same time, and so share its way out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisPlacement:
+    """The tiers outside the innermost one that a parallel axis crosses, from the inside out; none where it stays inside."""
+
+    axis: str
+    size: int
+    tiers: tuple[TierUse, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where the ranks sit, on a network of several levels or on named hosts (in rank order: ``inputs.cluster.hosts``). Since 1.2."""
+
+    axes: tuple[AxisPlacement, ...]
+    listed_step_time_seconds: float | None = None
+    """Of the same strategy with the hosts in the order in which they were listed, where that is another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The answer to ``autopar plan``, or what ``autopar import`` read."""
 
@@ -88,4 +117,6 @@ class Plan:
     """Money and energy, where a price was given or either is the objective."""
     goodput: Goodput | None = None
     """What failures leave, where their rate was given."""
+    placement: Placement | None = None
+    """Where there is something to say: named hosts, or more than two link tiers."""
     schema_version: str = PLAN_SCHEMA_VERSION

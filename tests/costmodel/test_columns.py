@@ -97,3 +97,21 @@ def test_records_of_columns() -> None:
     assert gather(record(5.0), np.array([0, 0, 0])).other.shape == ()
     assert trailing(record(5.0)).inner.value.shape == ()
     assert column(np.array([1.0, 2.0])).shape == (2, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    value: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    parts: tuple[Level, ...]
+
+
+def test_records_in_a_tuple_are_stacked_and_taken_too() -> None:
+    rows = [Levels(parts=(Level(value=np.array(first)), Level(value=np.array(first * 10.0)))) for first in (1.0, 2.0, 3.0)]
+    table = stack(rows)
+    assert [part.value.tolist() for part in table.parts] == [[1, 2, 3], [10, 20, 30]]
+    assert [part.value.tolist() for part in gather(table, np.array([2, 0])).parts] == [[3, 1], [30, 10]]
+    assert [part.value.shape for part in trailing(table).parts] == [(3, 1), (3, 1)]

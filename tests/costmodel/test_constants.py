@@ -69,6 +69,27 @@ def test_the_fit_moves_what_the_profile_moves(rows: Rows, seed: int) -> None:
     assert np.abs(by_columns).max() > 1e-3
 
 
+def test_constants_of_tiers_beyond_the_network_move_alike_in_both() -> None:
+    """Two depths in one table: pairs, PCIe and a network; leaves and a spine that blocks; and one node."""
+    pairs, _ = build_problem("gpt-1.2b", gpus=32, cluster="a40-box", global_batch_size=64)
+    leaves, _ = build_problem("gpt-1.2b", gpus=512, gpu="h100", global_batch_size=256, topology="dgx-superpod")
+    spine = replace(leaves.cluster.tiers[2], oversubscription=8.0)
+    leaves = replace(leaves, cluster=replace(leaves.cluster, tiers=(*leaves.cluster.tiers[:2], spine)))
+    one, _ = build_problem("gpt-1.2b", gpus=8, gpu="h100", global_batch_size=64)
+    strategies = (
+        Strategy(tensor_parallel_size=2, pipeline_parallel_size=4, data_parallel_size=4),
+        Strategy(tensor_parallel_size=8, pipeline_parallel_size=2, data_parallel_size=32),
+        Strategy(tensor_parallel_size=8),
+    )
+    table = Rows((pairs, leaves, one), strategies)
+    assert {f"{leaves.cluster.id}/spine", f"{pairs.cluster.id}/network", f"{pairs.cluster.id}/pcie"} <= {t.name for t in table.targets}
+    prior = table.prior()
+    values = prior.values(np.random.default_rng(0).normal(0, 1, len(prior)))
+    by_columns = table.predict()(values[np.newaxis])[0] - table.predict()(prior.start[np.newaxis])[0]
+    after = seconds([calibrated(problem, calibration(table, values)) for problem in table.problems], table)
+    assert by_columns == pytest.approx(np.log(after / seconds(list(table.problems), table)), abs=1e-12)
+
+
 def test_known_constants_of_a_cluster_are_recovered(rows: Rows) -> None:
     prior = rows.prior()
     truth = prior.start.copy()
