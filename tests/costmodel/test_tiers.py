@@ -21,7 +21,8 @@ from autopar.costmodel.columns import Floats
 from autopar.costmodel.domains import DomainMap
 from autopar.costmodel.spec.cluster import ClusterSpec, Hosts
 from autopar.costmodel.spec.layout import RankLayout
-from autopar.costmodel.topology import FarTier, LinkColumns, far_hops, far_rate, place
+from autopar.costmodel.spec.strategy import RankOrder
+from autopar.costmodel.topology import FarTier, LinkColumns, Spread, far_hops, far_rate, place, place_product
 
 Collective = Callable[..., Floats]
 COLLECTIVES: tuple[Collective, ...] = (
@@ -120,6 +121,52 @@ def test_uneven_domains_are_enumerated(shape: tuple[int, int, int], draw: st.Dat
             assert spread.load == pytest.approx(load)
         else:
             assert not spread.crosses
+
+
+def replicas_of(layout: RankLayout) -> list[tuple[int, ...]]:
+    """The groups over context and replicas together: what reduces gradients, stages in between or not."""
+    ranks = range(layout.world_size)
+    members: dict[tuple[int, int], list[int]] = {}
+    for rank in ranks:
+        at = layout.coordinates(rank)
+        members.setdefault((at["tp"], at["pp"]), []).append(rank)
+    return [tuple(group) for group in members.values()]
+
+
+def over_replicas(layout: RankLayout, links: LinkColumns) -> Spread:
+    axes = layout.axes()
+    (spread,) = place_product((axes["cp"], axes["dp"]), links).beyond
+    return spread
+
+
+@given(tp=POWER, cp=POWER, dp=POWER, pp=POWER, leaf=st.sampled_from([2, 4]), order=st.sampled_from(RankOrder))
+def test_groups_over_two_axes_are_placed_exactly(tp: int, cp: int, dp: int, pp: int, leaf: int, order: RankOrder) -> None:
+    layout = RankLayout(tp=tp, cp=cp, dp=dp, pp=pp, ep=1, etp=1, order=order)
+    spread = over_replicas(layout, links_of(512, leaf, 0))
+    fewest, passages, load = worst(replicas_of(layout), [rank // (8 * leaf) for rank in range(layout.world_size)])
+    assert (spread.members, spread.domains) == (fewest, passages)
+    if spread.crosses:
+        assert spread.load == pytest.approx(load)
+
+
+@given(
+    shape=st.tuples(*[st.integers(1, 4)] * 4).filter(lambda shape: shape[1] * shape[2] > 1),
+    order=st.sampled_from(RankOrder),
+    draw=st.data(),
+)
+def test_groups_over_two_axes_are_enumerated_where_domains_are_uneven(
+    shape: tuple[int, int, int, int], order: RankOrder, draw: st.DataObject
+) -> None:
+    tp, cp, dp, pp = shape
+    layout = RankLayout(tp=tp, cp=cp, dp=dp, pp=pp, ep=1, etp=1, order=order)
+    domains = draw.draw(st.lists(st.integers(0, 3), min_size=layout.world_size, max_size=layout.world_size))
+    spread = over_replicas(layout, with_map(links_of(64, 4, 0), domains))
+    fewest, passages, load = worst(replicas_of(layout), domains)
+    if passages > 1:
+        assert (spread.members, spread.domains) == (fewest, passages)
+        assert spread.load == pytest.approx(load)
+    else:
+        assert not spread.crosses
 
 
 @given(distance=st.integers(1, 6), size=st.integers(2, 5), blocks=st.integers(1, 2), draw=st.data())
