@@ -202,8 +202,12 @@ def filled(budget: StageBudget, asked: int | None) -> Partition | None:
     return _improved(budget, _spread(budget, held), asked)
 
 
-def rank_seconds(budget: StageBudget, layers: Floats, asked: int | None) -> tuple[Floats, Ints]:
-    """Seconds of holders with ``layers`` of each kind (``[candidates, R, 2]``), infinite where they do not fit; and layers recomputed."""
+def rank_seconds(budget: StageBudget, layers: Floats, asked: int | None, *, capacity: float | None = None) -> tuple[Floats, Ints]:
+    """Seconds of holders with ``layers`` of each kind (``[candidates, R, 2]``), infinite where they do not fit; and layers recomputed.
+
+    ``capacity``: bytes in place of the budget's.
+    """
+    capacity = budget.capacity_bytes if capacity is None else capacity
     stages = np.bincount(budget.holder)
 
     def over(line: Linear, *, by_stage: bool) -> Floats:
@@ -220,10 +224,10 @@ def rank_seconds(budget: StageBudget, layers: Floats, asked: int | None) -> tupl
         counts=layers.sum(axis=-1).astype(np.int64),
     )
     if asked is None:
-        recomputed = load.fewest_recomputed(budget.capacity_bytes)
+        recomputed = load.fewest_recomputed(capacity)
         return np.where(recomputed <= load.counts, load.seconds_with(recomputed), np.inf), recomputed
     share = _share(load.counts, budget, asked)
-    fits = load.bytes_with(share) <= budget.capacity_bytes
+    fits = load.bytes_with(share) <= capacity
     return np.where(fits, load.seconds_with(share), np.inf), np.zeros_like(load.counts) + asked
 
 

@@ -21,9 +21,10 @@ from autopar.costmodel.stage_budget import StageBudget, stage_budgets
 from autopar.costmodel.step import evaluate
 
 from . import partition_cp_sat
+from .cut_bound import Answer, least_by_cuts
 from .feasibility import faults
 from .partition import SAME, Partition, filled, pareto_partitions, placed, segments, segments_alike, share_of
-from .placement_bound import Answer, PathBounds, least_by_cuts
+from .path_game import PathBounds
 from .progress import Progress, Watch
 from .relaxation import relaxed_slowest_seconds
 from .space import Space
