@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,6 +103,9 @@ def exposed_data_seconds(inputs: Inputs, costs: LayerCosts, held: Holdings, forw
     return exposed + column(_tied_embedding_seconds(inputs, costs)) * np.isin(np.arange(ranks), [0, ranks - 1])
 
 
+_TAIL_PARTS = ("reduction_seconds", "gather_seconds", "rest_seconds")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tails:
     """What follows a rank's last backward, rows x ranks x what it may hold: nothing yet hidden behind the passes of the ranks before it."""
@@ -110,6 +114,19 @@ class Tails:
     gather_seconds: Floats
     rest_seconds: Floats
     """The optimizer, and the sum of tied embeddings."""
+
+    @classmethod
+    def shortest(cls, choices: Sequence[Tails], *, first: Tails | None) -> Tails:
+        """The shortest of ``choices`` in every part; of the first rank ``first``, where it is known."""
+        parts = {name: np.min([getattr(each, name) for each in choices], axis=0) for name in _TAIL_PARTS}
+        if first is not None:
+            for name, part in parts.items():
+                part[:, 0] = getattr(first, name)[:, 0]
+        return cls(**parts)
+
+    def take(self, row: int) -> Tails:
+        """One of the strategies."""
+        return Tails(**{name: getattr(self, name)[row : row + 1] for name in _TAIL_PARTS})
 
     def seconds(self, forward_before: Floats, backward_before: Floats) -> Floats:
         """Exposed, with the passes of a micro-batch that the ranks before run meanwhile."""
@@ -122,7 +139,7 @@ def rank_tails(
 ) -> Tails:
     """The tails of ranks with ``parameters`` (over the dense and over the expert grid) and their ``own`` forward and backward seconds.
 
-    All ``[rows, ranks, choices]``. As :func:`exposed_data_seconds` of a whole pipeline.
+    All ``[rows, ranks, choices]``, of all ranks or of the first alone. As :func:`exposed_data_seconds` of a whole pipeline.
     """
     rows, ranks, choices = own[0].shape
     flat = [np.broadcast_to(each, own[0].shape).reshape(rows, -1) for each in (*parameters, *own)]

@@ -73,7 +73,10 @@ class StageBudget:
     tail_seconds: Floats
     """``[N]``: :func:`least_tail_seconds`."""
     tails: Tails
-    """``[N, R, X + 1]``: what follows the last backward on a rank of 0, 1, ... X layers, at least; the last entry is for all above."""
+    """``[N, R, X + 1]``: what follows the last backward on a rank of 0, 1, ... X layers, at least; the last entry is for all above.
+
+    Of the first rank alone where ranks have several stages.
+    """
 
     @property
     def num_stages(self) -> int:
@@ -102,9 +105,7 @@ class StageBudget:
         names = ("seconds", "forward_seconds", "weight_seconds", "recomputed_seconds", "bytes", "recomputed_bytes")
         lines = {name: getattr(self, name).take(row) for name in names}
         columns = ("rows", "unfolded_bytes", "num_microbatches", "work_seconds", "forward_share", "tail_seconds")
-        one = slice(row, row + 1)
-        tails = Tails(**{name: getattr(self.tails, name)[one] for name in ("reduction_seconds", "gather_seconds", "rest_seconds")})
-        return replace(self, **lines, **{name: getattr(self, name)[one] for name in columns}, tails=tails)
+        return replace(self, **lines, **{name: getattr(self, name)[row : row + 1] for name in columns}, tails=self.tails.take(row))
 
     @property
     def first_tails(self) -> Floats:
@@ -181,41 +182,38 @@ class _Probe:
 
         Which kinds they are is known of the first rank with one stage a rank; elsewhere the kinds are those with the shorter tail.
         """
-        count, size = len(self._is_expert), self._shape.pipeline_parallel_size // self._shape.directions
-        most, ordered = min(2 * -(-count // size), count), np.sort(self._is_expert)
-        one, other = (self._tails_of(_prefix_kinds(order)[: most + 1], forward, whole) for order in (ordered, ordered[::-1]))
-        names = ("reduction_seconds", "gather_seconds", "rest_seconds")
-        least = {name: np.minimum(getattr(one, name), getattr(other, name)) for name in names}
-        if self._stages_of_rank[0] == 1:
-            first = self._tails_of(_prefix_kinds(self._is_expert)[: most + 1], forward, whole)
-            for name in names:
-                least[name][:, 0] = getattr(first, name)[:, 0]
-        return Tails(**least)
+        count, single = len(self._is_expert), bool(self._stages_of_rank[0] == 1)
+        most = min(2 * -(-count // (self._shape.pipeline_parallel_size // self._shape.directions)), count)
+        alike = np.sort(self._is_expert)
+        mixed = bool(alike.any() and not alike.all())
+        orders = [self._is_expert, alike, alike[::-1]] if mixed else [alike]
+        found = [self._tails_of(_prefix_kinds(order)[: most + 1], (forward, whole), every=single) for order in orders]
+        return Tails.shortest(found[1:], first=found[0] if single else None) if mixed else found[0]
 
-    def _tails_of(self, kinds: Ints, forward: Linear, whole: Linear) -> Tails:
+    def _tails_of(self, kinds: Ints, lines: tuple[Linear, Linear], *, every: bool) -> Tails:
         """``[N, ranks, len(kinds)]``; the last is without what grows with the passes it hides behind."""
         local, shape, kind = self._costs.local, self._shape, int(self._is_expert.any())
+        ranks = slice(None) if every else slice(1)
         ones = np.ones(shape.num_stages, dtype=np.int64)
         bare = replace(shape, dense_layers=(1 - kind) * ones, moe_layers=kind * ones)
         layers = [
             (column(local.dense_layer), column(0 * local.dense_layer)),
             (column(local.moe_layer_shared), column(local.moe_layer_expert)),
         ]
-        ends = [held - self._stages_of_rank * each for held, each in zip(self._parameters(bare), layers[kind], strict=True)]
+        one = rank_parameters(self._inputs, self._costs, bare)
+        ends = [(held - self._stages_of_rank * each)[:, ranks] for held, each in zip(one, layers[kind], strict=True)]
         held = [
             each[..., None] + (kinds[:, 0] * layers[0][grid] + kinds[:, 1] * layers[1][grid])[:, None] for grid, each in enumerate(ends)
         ]
 
         def passes(line: Linear) -> Floats:
-            own = shape.on_ranks(line.base)[..., None] + np.einsum("nk,xk->nx", line.slope[:, 0], kinds)[:, None]
+            own = shape.on_ranks(line.base)[:, ranks, None] + np.einsum("nk,xk->nx", line.slope[:, 0], kinds)[:, None]
             own[..., -1] = np.inf
             return np.asarray(own)
 
+        forward, whole = lines
         own = passes(forward), passes(Linear(base=whole.base - forward.base, slope=whole.slope - forward.slope))
         return rank_tails(self._inputs, self._strategies, self._costs, (held[0], held[1]), own)
-
-    def _parameters(self, shape: PipelineShape) -> tuple[Floats, Floats]:
-        return rank_parameters(self._inputs, self._costs, shape)
 
     def _lines(self, recompute: Recompute) -> tuple[tuple[Linear, ...], Linear]:
         """Seconds of stages (forward, backward, weight) and bytes of holders; the base is of the kind with the larger working set."""

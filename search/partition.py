@@ -190,7 +190,7 @@ def filled(budget: StageBudget, asked: int | None) -> Partition | None:
     stages = np.bincount(budget.holder)
     layers = np.zeros((len(counts), budget.num_holders, 2))
     layers[:, :, kind] = counts[:, None]
-    seconds, _ = rank_seconds(budget, layers, asked)
+    seconds, _ = _rank_seconds(budget, layers, asked)
     seconds[counts[:, None] < stages] = 0.0
     held = stages.copy()
     for _ in range(budget.num_layers - int(held.sum())):
@@ -202,12 +202,8 @@ def filled(budget: StageBudget, asked: int | None) -> Partition | None:
     return _improved(budget, _spread(budget, held), asked)
 
 
-def rank_seconds(budget: StageBudget, layers: Floats, asked: int | None, *, capacity: float | None = None) -> tuple[Floats, Ints]:
-    """Seconds of holders with ``layers`` of each kind (``[candidates, R, 2]``), infinite where they do not fit; and layers recomputed.
-
-    ``capacity``: bytes in place of the budget's.
-    """
-    capacity = budget.capacity_bytes if capacity is None else capacity
+def _rank_seconds(budget: StageBudget, layers: Floats, asked: int | None) -> tuple[Floats, Ints]:
+    """Seconds of holders with ``layers`` of each kind (``[candidates, R, 2]``), infinite where they do not fit; and layers recomputed."""
     stages = np.bincount(budget.holder)
 
     def over(line: Linear, *, by_stage: bool) -> Floats:
@@ -224,10 +220,10 @@ def rank_seconds(budget: StageBudget, layers: Floats, asked: int | None, *, capa
         counts=layers.sum(axis=-1).astype(np.int64),
     )
     if asked is None:
-        recomputed = load.fewest_recomputed(capacity)
+        recomputed = load.fewest_recomputed(budget.capacity_bytes)
         return np.where(recomputed <= load.counts, load.seconds_with(recomputed), np.inf), recomputed
     share = _share(load.counts, budget, asked)
-    fits = load.bytes_with(share) <= capacity
+    fits = load.bytes_with(share) <= budget.capacity_bytes
     return np.where(fits, load.seconds_with(share), np.inf), np.zeros_like(load.counts) + asked
 
 
@@ -246,7 +242,7 @@ def _improved(budget: StageBudget, layers: Ints, asked: int | None) -> Partition
     """``layers`` with single ones moved off the busiest rank as long as that makes the busiest less busy."""
     while True:
         candidates = np.concatenate([layers[None], _moves(budget, layers, asked)])
-        loads, _ = rank_seconds(budget, _kinds_on_holders(budget, candidates), asked)
+        loads, _ = _rank_seconds(budget, _kinds_on_holders(budget, candidates), asked)
         slowest = loads.max(axis=1)
         best = int(slowest.argmin())
         if best == 0 or not slowest[best] < slowest[0] * (1 - SAME):
@@ -256,7 +252,7 @@ def _improved(budget: StageBudget, layers: Ints, asked: int | None) -> Partition
 
 def _moves(budget: StageBudget, layers: Ints, asked: int | None) -> Ints:
     """Every placement with one layer moved from a stage of the busiest rank to a stage of another."""
-    loads, _ = rank_seconds(budget, _kinds_on_holders(budget, layers[None]), asked)
+    loads, _ = _rank_seconds(budget, _kinds_on_holders(budget, layers[None]), asked)
     busiest = int(loads[0].argmax())
     giving = np.flatnonzero((budget.holder == busiest) & (layers > 1))
     taking = np.flatnonzero(budget.holder != busiest)
@@ -276,7 +272,7 @@ def _kinds_on_holders(budget: StageBudget, layers: Ints) -> Floats:
 
 def placed(budget: StageBudget, layers: Sequence[int], asked: int | None) -> Partition:
     """``layers`` on the stages with as little recomputation as fits, or ``asked``; infinite seconds where none does."""
-    loads, on_ranks = rank_seconds(budget, _kinds_on_holders(budget, np.array([layers])), asked)
+    loads, on_ranks = _rank_seconds(budget, _kinds_on_holders(budget, np.array([layers])), asked)
     recomputed = [asked or 0] * len(layers)
     for rank, count in enumerate(on_ranks[0].tolist() if asked is None else ()):
         for stage in np.flatnonzero(budget.holder == rank).tolist():

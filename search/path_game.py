@@ -1,7 +1,7 @@
 """How fast a strategy with several stages a rank can be at most, over all ways to share its layers out.
 
 No placement is faster than Z if no way to share the layers out, cut in pieces, keeps every path of the schedule within Z
-(:mod:`autopar.costmodel.pipeline_paths`) and every rank to the whole layers that Z and its memory leave it (:mod:`autopar.search.rank_loads`).
+(:mod:`autopar.costmodel.pipeline_paths`), and every rank to the whole layers that Z and its memory leave it (:mod:`.rank_loads`).
 That is a matrix game: paths against stages. The paths are the critical ones of the placements that answer it, found one after the other.
 """
 
@@ -26,6 +26,8 @@ _SETTLED = 1e-4
 """A path longer than those known by less than this share is not worth another."""
 _CLOSE = 1e-3
 """To this share the best bound is searched where the limit cannot be proven."""
+_ROOM = 1e-5
+"""A rank may have this share more than its most layers: with just the most of them nothing is to be proven by its load."""
 
 
 @dataclass(slots=True)
@@ -134,7 +136,7 @@ class _Game:
         """Whether the ranks together have room for all layers, within ``limit`` seconds and their memory, each stage at least one."""
         if self._free < -SAME * self.total:
             return False
-        return self._loads.are_enough(limit - float(self._budget.first_tails[0].min()))
+        return self._loads.are_enough(limit)
 
     @property
     def _free(self) -> float:
@@ -146,14 +148,14 @@ class _Game:
         With an infinite limit it is a bound; with another, one where it is no less than the limit.
         """
         least_tail, free = float(self._budget.first_tails[0].min()), self._free
-        most = self._loads.most(limit - least_tail)
+        most = self._loads.most(limit)
         tail, slope = self._tail if most[0] < self._budget.first_tails.shape[1] - 1 else (least_tail, 0.0)
         slopes = np.einsum("pks,ks->ps", passes, self._layer) + slope * self._ranks[0]
         fixed = np.einsum("pks,ks->p", passes, self._base) + tail
         more, less = self._recomputed(passes)
         slopes, fixed = slopes + more, fixed - less
         if np.isfinite(limit):
-            slopes = np.concatenate([slopes, self._ranks * (limit / most)[:, None]])
+            slopes = np.concatenate([slopes, self._ranks * (limit / (most * (1 + _ROOM)))[:, None]])
             fixed = np.concatenate([fixed, np.zeros(len(most))])
         fixed = fixed + self._least * slopes.sum(axis=1)
         if free <= self.total * SAME:

@@ -26,6 +26,7 @@ from .feasibility import faults
 from .partition import SAME, Partition, filled, pareto_partitions, placed, segments, segments_alike, share_of
 from .path_game import PathBounds
 from .progress import Progress, Watch
+from .rank_loads import RankLoads
 from .relaxation import relaxed_slowest_seconds
 from .space import Space
 
@@ -156,7 +157,7 @@ class _Placer:
         budget = shell.budget.take(shell.place)
         if float(budget.num_microbatches[0]) < 2:
             return [], shell.bound_seconds
-        answers = {asked: self._answer(budget, asked, limit) for asked in self._asked(shell, budget)}
+        answers = dict(self._answers(budget, self._asked(shell, budget), limit))
         steps = {asked: step_bound_seconds(self._inputs, answer.seconds) for asked, answer in answers.items()}
         bound = max(shell.bound_seconds, min(steps.values(), default=np.inf))
         if bound >= limit:
@@ -170,6 +171,14 @@ class _Placer:
             bound = max(bound, float(placed_bound_seconds(self._inputs, budget, np.array([answer.bound_seconds]))[0]))
             partitions += [placed(budget, answer.layers, asked) for asked in hopeful if answer.layers]
         return list(self._faster(shell, partitions, limit)), bound
+
+    def _answers(self, budget: StageBudget, choices: list[int | None], limit: float) -> Iterator[tuple[int | None, Answer]]:
+        """Choices of recomputation with their bounds; once memory does not bind, recomputing more only adds work."""
+        for asked in choices:
+            yield asked, self._answer(budget, asked, limit)
+            loads = RankLoads(budget, asked, worth=1.0, way=np.zeros(budget.num_holders))
+            if not loads.memory_binds(busy_limit(self._inputs, limit)):
+                return
 
     def _answer(self, budget: StageBudget, asked: int | None, limit: float) -> Answer:
         """A bound with ``asked`` layers recomputed on each rank, and placements that come near it."""
