@@ -32,7 +32,7 @@ from .space import Space
 
 WORTH = 1e-3
 """An uneven placement has to be faster by this share than the best even one to be put before it."""
-_EFFORT = 40
+_EFFORT = 8
 """Simulations of a schedule that one strategy's bound may take; the paths they find serve all strategies of its shape."""
 
 
@@ -176,6 +176,8 @@ class _Placer:
         """Choices of recomputation with their bounds; once memory does not bind, recomputing more only adds work."""
         for asked in choices:
             yield asked, self._answer(budget, asked, limit)
+            if asked == choices[-1]:
+                return
             loads = RankLoads(budget, asked, worth=1.0, way=np.zeros(budget.num_holders))
             if not loads.memory_binds(busy_limit(self._inputs, limit)):
                 return
