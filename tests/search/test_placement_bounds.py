@@ -20,6 +20,7 @@ from autopar.costmodel.step import evaluate
 from autopar.request import build_problem
 from autopar.search import Constraints, Stages, feasibility, search
 from autopar.search.feasibility import PREFERENCES
+from autopar.search.progress import Watch
 from autopar.search.refine import refine
 from autopar.search.space import Space
 
@@ -144,3 +145,22 @@ def test_selective_recomputation_is_placed_and_bounded() -> None:
     assert result.best.recompute is Recompute.SELECTIVE
     assert result.summary.bound_seconds is not None
     assert result.summary.bound_seconds > 0.9 * result.ranked[0].step_time_seconds
+
+
+def test_what_is_stopped_while_placing_is_bounded_all_the_same() -> None:
+    asked, asks = question(WIDE, memory=30e9, by_stage=True), itertools.count(1)
+    whole = search(asked, stages=Stages.UNEVEN, watch=Watch(interrupted=lambda: next(asks) < 0))
+    last, again = next(asks) - 1, itertools.count(1)
+    part = search(asked, stages=Stages.UNEVEN, watch=Watch(interrupted=lambda: next(again) >= last))
+    assert part.summary.interrupted
+    assert part.summary.optimality.startswith("interrupted: the best of the strategies evaluated so far; bounded by ")
+    assert part.summary.bound_seconds is not None
+    assert whole.summary.bound_seconds is not None
+    assert part.summary.bound_seconds <= whole.ranked[0].step_time_seconds
+
+
+def test_an_answer_without_a_pipeline_is_proven() -> None:
+    asked = question(ALIKE, memory=200e9, by_stage=False)
+    result = search(asked, Constraints(fixed={"pipeline_parallel_size": 1}), stages=Stages.UNEVEN)
+    assert result.summary.optimality == "proven over the enumerated space, placed stage by stage too"
+    assert result.summary.bound_seconds == result.ranked[0].step_time_seconds
