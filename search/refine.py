@@ -32,8 +32,12 @@ from .space import Space
 
 WORTH = 1e-3
 """An uneven placement has to be faster by this share than the best even one to be put before it."""
-_EFFORT = 8
-"""Simulations of a schedule that one strategy's bound may take; the paths they find serve all strategies of its shape."""
+_EFFORT = (8, 32)
+"""Simulations of a schedule that one strategy's bound may take, and further ones where it is then still far from the limit.
+
+The paths they find serve all strategies of its shape.
+"""
+_FAR = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +190,10 @@ class _Placer:
         """A bound with ``asked`` layers recomputed on each rank, and placements that come near it."""
         paths = ramps(budget.schedule, budget.num_ranks, round(float(budget.num_microbatches[0]))) if _is_single(budget) else None
         if paths is None:
-            return self._paths.answer(budget, asked, busy_limit(self._inputs, limit), effort=_EFFORT)
+            busy = busy_limit(self._inputs, limit)
+            answer = self._paths.answer(budget, asked, busy, effort=_EFFORT[0])
+            is_far = np.isfinite(busy) and answer.seconds < busy * (1 - _FAR)
+            return self._paths.answer(budget, asked, busy, effort=_EFFORT[1]) if is_far else answer
         if asked is None:
             return least_by_cuts(budget, segments(budget), paths, recomputed=1.0)
         return least_by_cuts(budget, segments_alike(budget, asked), paths, recomputed=share_of(budget, asked))
