@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,11 @@ def held_by_ranks(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts
 
 
 def _holdings(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, shape: PipelineShape) -> Holdings:
-    dense_params, expert_params = rank_parameters(inputs, costs, shape)
+    return holdings_of(inputs, strategies, costs, *rank_parameters(inputs, costs, shape))
+
+
+def holdings_of(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, dense_params: Floats, expert_params: Floats) -> Holdings:
+    """What so many parameters cost, those that shard over the dense grid and those over the expert grid: rows x anything."""
     training, links = trailing(inputs.training), trailing(inputs.links)
     stage = column(strategies.zero_stage)
     reduce, gathers, shards = [], [], []
@@ -95,6 +100,55 @@ def exposed_data_seconds(inputs: Inputs, costs: LayerCosts, held: Holdings, forw
     exposed = _exposed(held.reduction_seconds, column(framework.data_overlap), backward, slack_backward)
     exposed = exposed + _exposed(held.gather_seconds, column(framework.param_gather_overlap), forward, slack_forward)
     return exposed + column(_tied_embedding_seconds(inputs, costs)) * np.isin(np.arange(ranks), [0, ranks - 1])
+
+
+_TAIL_PARTS = ("reduction_seconds", "gather_seconds", "rest_seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tails:
+    """What follows a rank's last backward, rows x ranks x what it may hold: nothing yet hidden behind the passes of the ranks before it."""
+
+    reduction_seconds: Floats
+    gather_seconds: Floats
+    rest_seconds: Floats
+    """The optimizer, and the sum of tied embeddings."""
+
+    @classmethod
+    def shortest(cls, choices: Sequence[Tails], *, first: Tails | None) -> Tails:
+        """The shortest of ``choices`` in every part; of the first rank ``first``, where it is known."""
+        parts = {name: np.min([getattr(each, name) for each in choices], axis=0) for name in _TAIL_PARTS}
+        if first is not None:
+            for name, part in parts.items():
+                part[:, 0] = getattr(first, name)[:, 0]
+        return cls(**parts)
+
+    def take(self, row: int) -> Tails:
+        """One of the strategies."""
+        return Tails(**{name: getattr(self, name)[row : row + 1] for name in _TAIL_PARTS})
+
+    def seconds(self, forward_before: Floats, backward_before: Floats) -> Floats:
+        """Exposed, with the passes of a micro-batch that the ranks before run meanwhile."""
+        reduced = np.maximum(self.reduction_seconds - backward_before, 0)
+        return np.asarray(reduced + np.maximum(self.gather_seconds - forward_before, 0) + self.rest_seconds)
+
+
+def rank_tails(
+    inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, parameters: tuple[Floats, Floats], own: tuple[Floats, Floats]
+) -> Tails:
+    """The tails of ranks with ``parameters`` (over the dense and over the expert grid) and their ``own`` forward and backward seconds.
+
+    All ``[rows, ranks, choices]``, of all ranks or of the first alone. As :func:`exposed_data_seconds` of a whole pipeline.
+    """
+    rows, ranks, choices = own[0].shape
+    flat = [np.broadcast_to(each, own[0].shape).reshape(rows, -1) for each in (*parameters, *own)]
+    held, framework = holdings_of(inputs, strategies, costs, flat[0], flat[1]), inputs.framework
+    reduced = _exposed(held.reduction_seconds, column(framework.data_overlap), flat[3], np.zeros(1))
+    gathered = _exposed(held.gather_seconds, column(framework.param_gather_overlap), flat[2], np.zeros(1))
+    ends = np.isin(np.arange(ranks), [0, ranks - 1])[:, None] * np.ones(choices)
+    rest = held.optimizer_seconds + column(_tied_embedding_seconds(inputs, costs)) * ends.ravel()
+    shape = (rows, ranks, choices)
+    return Tails(reduction_seconds=reduced.reshape(shape), gather_seconds=gathered.reshape(shape), rest_seconds=rest.reshape(shape))
 
 
 def _exposed(seconds: Floats, overlap: Floats, own: Floats, slack: Floats) -> Floats:

@@ -36,23 +36,39 @@ def partition_bound_seconds(inputs: Inputs, strategies: StrategyColumns) -> Floa
 def placed_bound_seconds(inputs: Inputs, budget: StageBudget, slowest: Floats) -> Floats:
     """Lower bound of each step of ``budget`` where no placement that fits has a busiest rank below ``slowest`` seconds.
 
-    any schedule   m T
+    any schedule   m T; m T / 2 under DualPipe, where T is of a pair of ranks
     gpipe          W + (m - 1) T
-    1f1b           W + (m - 1) T - (p - 1) phi T
+    1f1b           W + (m - 1) T - (p - 1) phi T,   2 W + (m - p - 1) T where m > p
+
+    The last: rank d, the busiest, is reached and left round all stages below it, and those above and d itself take (d + 1) T at most.
     """
-    count, work, p = budget.num_microbatches, budget.work_seconds, budget.num_holders
+    count, work, p = budget.num_microbatches, budget.work_seconds, budget.num_ranks
+    slowest = np.where(np.isfinite(slowest), slowest, 1e6 * work)
     asked = (budget.schedule, p, count, work, budget.forward_share)
-    floor = count * slowest
+    floor = count / budget.directions * slowest
     if budget.schedule is PipelineSchedule.GPIPE:
         floor = work + (count - 1) * slowest
     elif budget.schedule is PipelineSchedule.ONE_F_ONE_B:
         floor = np.maximum(floor, work + (count - 1 - (p - 1) * budget.forward_share) * slowest)
+        floor = np.maximum(floor, np.where(count > p, 2 * work + (count - p - 1) * slowest, 0.0))
     pipeline, without_first = (np.maximum(balanced_bound(*asked, idle=idle), floor) for idle in (0, 1))
     # with the others as slow as the busiest, the first rank may have as little as what they leave of W
-    share = np.clip((work - (p - 1) * slowest) * p / work, 0, 1)
+    holders = budget.num_holders
+    share = np.clip((work - (holders - 1) * slowest) * holders / work, 0, 1)
     embedding = budget.seconds.base[:, 0]
     tail = np.maximum(share * budget.tail_seconds - (1 - share) * embedding, 0)
     return _step(inputs, pipeline, tail, without_first - embedding)
+
+
+def busy_limit(inputs: Inputs, step_seconds: float) -> float:
+    """Seconds of pipeline and tail with which a step takes ``step_seconds``: :func:`~autopar.costmodel.step.overhead_seconds` taken off."""
+    fixed, one = (float(overhead_seconds(inputs, np.array(busy))) for busy in (0.0, 1.0))
+    return (step_seconds - fixed) / (1 + one - fixed)
+
+
+def step_bound_seconds(inputs: Inputs, busy: float) -> float:
+    """A step whose pipeline and tail take ``busy`` seconds."""
+    return busy + float(overhead_seconds(inputs, np.array(busy))) if np.isfinite(busy) else np.inf
 
 
 def _step(inputs: Inputs, pipeline: Floats, tail: Floats, without_first: Floats) -> Floats:
@@ -73,14 +89,16 @@ def balanced_bound(
 
         any schedule   m W / p
         gpipe          W + (m - 1) W / p
-        1f1b           W + W / sum_d 1/c_d,   c_d = (m - 1) (1 - phi) + max(m - p + d, 0) phi
+        1f1b           W + (m - 1) W / p where m > p, else
+                       W + W / sum_d 1/c_d,   c_d = (m - 1) (1 - phi) + max(m - p + d, 0) phi
 
-    1F1B: rank d runs its first backward only when a micro-batch has been all the way down and back to it, after at most p - d
-    forwards; its other m - 1 backwards and m - p + d forwards follow, then the way out: W + (m - 1) b_d + (m - p + d) f_d. The slowest
-    of these is least where all are equal.
+    1F1B: the paths that reach and leave rank d round all stages below it (:func:`~autopar.costmodel.pipeline_paths.ramps`) pass, in the
+    mean over d, every stage equally often: the even split is the best there is. With few micro-batches: rank d runs its first
+    backward only when a micro-batch has been all the way down and back to it, after at most p - d forwards; its other m - 1 backwards
+    and m - p + d forwards follow, then the way out: W + (m - 1) b_d + (m - p + d) f_d. The slowest is least where all are equal.
     """
     count = np.broadcast_to(num_microbatches, work.shape)
-    working = max(ranks - idle, 1)
+    working = max(ranks - idle * (2 if schedule is PipelineSchedule.DUALPIPE else 1), 1)
     least = count * work / working
     if schedule is PipelineSchedule.GPIPE:
         return np.asarray(work + (count - 1) * work / working)
@@ -89,4 +107,5 @@ def balanced_bound(
     share, m = forward_share[:, None], count[:, None]
     weights = (m - 1) * (1 - share) + np.maximum(m - ranks + np.arange(idle, ranks), 0) * share
     spread = np.sum(1 / np.maximum(weights, 1e-300), axis=1)
-    return np.asarray(np.maximum(least, work + work / spread))
+    filled = np.where(count > ranks, work + (count - 1) * work / working, 0.0)
+    return np.asarray(np.maximum(np.maximum(least, work + work / spread), filled))

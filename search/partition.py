@@ -102,7 +102,12 @@ def segments_alike(budget: StageBudget, asked: int) -> Segments:
 
 def _share(counts: Ints, budget: StageBudget, asked: int) -> Floats:
     """Of ``counts`` layers, those recomputed where each rank is asked to recompute ``asked``: the same share on all."""
-    return counts.astype(np.float64) * min(asked * budget.num_holders / budget.num_layers, 1.0)
+    return counts.astype(np.float64) * share_of(budget, asked)
+
+
+def share_of(budget: StageBudget, asked: int | None) -> float:
+    """Of a stage's layers, those recomputed where each rank is asked to recompute ``asked``; none where each recomputes what it must."""
+    return min((asked or 0) * budget.num_ranks / budget.num_layers, 1.0)
 
 
 def _every_run(budget: StageBudget) -> Load:

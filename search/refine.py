@@ -14,20 +14,30 @@ import numpy as np
 
 from autopar.costmodel.columns import Floats, Ints, StrategyColumns
 from autopar.costmodel.inputs import Inputs, attention_is_fused
-from autopar.costmodel.partition_bound import partition_bound_seconds, placed_bound_seconds
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.partition_bound import busy_limit, partition_bound_seconds, placed_bound_seconds, step_bound_seconds
+from autopar.costmodel.pipeline_paths import ramps
+from autopar.costmodel.spec.strategy import Recompute, Strategy
 from autopar.costmodel.stage_budget import StageBudget, stage_budgets
 from autopar.costmodel.step import evaluate
 
 from . import partition_cp_sat
+from .cut_bound import Answer, least_by_cuts
 from .feasibility import faults
-from .partition import SAME, Partition, filled, pareto_partitions, placed, segments, segments_alike
+from .partition import SAME, Partition, filled, pareto_partitions, placed, segments, segments_alike, share_of
+from .path_game import PathBounds
 from .progress import Progress, Watch
+from .rank_loads import RankLoads
 from .relaxation import relaxed_slowest_seconds
 from .space import Space
 
 WORTH = 1e-3
 """An uneven placement has to be faster by this share than the best even one to be put before it."""
+_EFFORT = (8, 32)
+"""Simulations of a schedule that one strategy's bound may take, and further ones where it is then still far from the limit.
+
+The paths they find serve all strategies of its shape.
+"""
+_FAR = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +57,8 @@ class Refinement:
     """Faster than the best even one, fastest first."""
     tried: int
     """Strategies whose layers were placed."""
-    bound_seconds: float | None
-    """No placement is faster, DualPipe's apart; None where selective recomputation, which is not placed, could be."""
+    bound_seconds: float
+    """No placement is faster."""
     complete: bool
     """Whether every strategy that could win was tried."""
 
@@ -61,6 +71,8 @@ class _Shell:
     budget: StageBudget
     place: int
     strategy: Strategy
+    plain: Recompute
+    """How layers run that are not recomputed whole."""
 
 
 def refine(space: Space, best_seconds: float, *, top: int, exact: bool = False, watch: Watch | None = None) -> Refinement:
@@ -76,6 +88,7 @@ def refine(space: Space, best_seconds: float, *, top: int, exact: bool = False, 
     watch = watch or Watch()
     inputs = Inputs.of(space.problem)
     found: list[Placed] = []
+    place = _Placer(space, inputs, exact=exact)
     bar, tried, complete = best_seconds * (1 - WORTH), 0, True
     shells = _shells(space, inputs, bar)
     bounds = [shell.bound_seconds for shell in shells]
@@ -88,14 +101,12 @@ def refine(space: Space, best_seconds: float, *, top: int, exact: bool = False, 
             bounds, complete = bounds[: position + 1], False
             break
         tried += 1
-        placed, bounds[position] = _place(space, inputs, shell, limit, exact=exact)
+        placed, bounds[position] = place(shell, limit)
         found = sorted([*found, *placed], key=lambda each: (each.step_time_seconds, each.strategy.describe()))[:top]
         best = found[0].step_time_seconds if found else best_seconds
         bound = min([best, *bounds])
         watch.tell(_progress(space, tried, best, bound))
-    selective = space.recompute.selective and not attention_is_fused(space.problem)
-    least = None if selective else min([best_seconds, *bounds])
-    return Refinement(placed=tuple(found), tried=tried, bound_seconds=least, complete=complete)
+    return Refinement(placed=tuple(found), tried=tried, bound_seconds=min([best_seconds, *bounds]), complete=complete)
 
 
 def _progress(space: Space, tried: int, best: float, bound: float) -> Callable[[], Progress]:
@@ -110,18 +121,26 @@ def _shells(space: Space, inputs: Inputs, bar: float) -> list[_Shell]:
         return []
     rows = StrategyColumns.concatenate(hopeful)
     shells = []
-    for budget in stage_budgets(inputs, rows):
-        bounds = placed_bound_seconds(inputs, budget, relaxed_slowest_seconds(budget))
-        shells += [
-            _Shell(bound_seconds=float(bounds[place]), budget=budget, place=place, strategy=rows.strategy(int(budget.rows[place])))
-            for place in np.flatnonzero(bounds < bar).tolist()
-        ]
+    selective = space.recompute.selective and not attention_is_fused(space.problem)
+    for plain in (Recompute.NONE, Recompute.SELECTIVE) if selective else (Recompute.NONE,):
+        for budget in stage_budgets(inputs, rows, plain=plain):
+            bounds = placed_bound_seconds(inputs, budget, relaxed_slowest_seconds(budget))
+            shells += [
+                _Shell(
+                    bound_seconds=float(bounds[place]),
+                    budget=budget,
+                    place=place,
+                    strategy=rows.strategy(int(budget.rows[place])),
+                    plain=plain,
+                )
+                for place in np.flatnonzero(bounds < bar).tolist()
+            ]
     return sorted(shells, key=lambda shell: (shell.bound_seconds, shell.strategy.describe()))
 
 
 def _without_splits(rows: StrategyColumns) -> StrategyColumns:
-    """Each pipeline once, without its split; a single stage has nothing to place, and DualPipe's pairs of stages are left as they are."""
-    piped = (rows.pipeline_parallel_size > 1) & ~rows.is_schedule(PipelineSchedule.DUALPIPE)
+    """Each pipeline once, without its split; a single stage has nothing to place."""
+    piped = rows.pipeline_parallel_size > 1
     stages = rows.pipeline_parallel_size * rows.virtual_pipeline_stages
     again = np.zeros(len(rows), dtype=np.bool_)
     for row in np.flatnonzero(rows.layer_split).tolist():
@@ -130,35 +149,89 @@ def _without_splits(rows: StrategyColumns) -> StrategyColumns:
     return kept.with_columns(layer_split=np.zeros(len(kept), dtype=np.int64))
 
 
-def _place(space: Space, inputs: Inputs, shell: _Shell, limit: float, *, exact: bool) -> tuple[list[Placed], float]:
-    """The placements of one strategy that beat ``limit``, and the bound of those there are."""
-    budget = shell.budget.take(shell.place)
-    if float(budget.num_microbatches[0]) < 2:
-        return [], shell.bound_seconds
-    partitions = list(_partitions(space, budget))
-    least = min((partition.slowest_seconds for partition in partitions), default=np.inf)
-    if not _is_exact(budget):
-        answer = partition_cp_sat.least_busy(budget) if exact else None
-        least = answer.bound_seconds if answer else 0.0
-        partitions += [placed(budget, answer.layers, asked) for asked in _asked(space, budget)] if answer and answer.layers else []
-    bound = max(shell.bound_seconds, float(placed_bound_seconds(inputs, budget, np.array([least]))[0]))
-    partitions = [partition for partition in partitions if np.isfinite(partition.slowest_seconds)]
-    if bound >= limit or not partitions:
-        return [], bound
-    strategies = [_strategy(shell.strategy, partition, by_stage=space.problem.framework.recompute_by_stage) for partition in partitions]
-    strategies = [strategy for strategy in dict.fromkeys(strategies) if not faults(space.problem, strategy)]
-    return list(_faster(inputs, strategies, limit)), bound
+class _Placer:
+    """Places the layers of one strategy after the other; keeps the paths that it finds for their schedules."""
+
+    def __init__(self, space: Space, inputs: Inputs, *, exact: bool) -> None:
+        self._space, self._inputs, self._exact = space, inputs, exact
+        self._paths = PathBounds()
+
+    def __call__(self, shell: _Shell, limit: float) -> tuple[list[Placed], float]:
+        """The placements of one strategy that beat ``limit``, and the bound of those there are."""
+        budget = shell.budget.take(shell.place)
+        if float(budget.num_microbatches[0]) < 2:
+            return [], shell.bound_seconds
+        answers = dict(self._answers(budget, self._asked(shell, budget), limit))
+        steps = {asked: step_bound_seconds(self._inputs, answer.seconds) for asked, answer in answers.items()}
+        bound = max(shell.bound_seconds, min(steps.values(), default=np.inf))
+        if bound >= limit:
+            return [], bound
+        hopeful = {asked: answer.layers for asked, answer in answers.items() if steps[asked] < limit}
+        partitions = list(_partitions(budget, list(hopeful)))
+        for asked, splits in hopeful.items():
+            partitions += [placed(budget, layers, asked) for layers in splits]
+        if self._exact and not _is_exact(budget):
+            answer = partition_cp_sat.least_busy(budget)
+            bound = max(bound, float(placed_bound_seconds(self._inputs, budget, np.array([answer.bound_seconds]))[0]))
+            partitions += [placed(budget, answer.layers, asked) for asked in hopeful if answer.layers]
+        return list(self._faster(shell, partitions, limit)), bound
+
+    def _answers(self, budget: StageBudget, choices: list[int | None], limit: float) -> Iterator[tuple[int | None, Answer]]:
+        """Choices of recomputation with their bounds; once memory does not bind, recomputing more only adds work."""
+        for asked in choices:
+            yield asked, self._answer(budget, asked, limit)
+            if asked == choices[-1]:
+                return
+            loads = RankLoads(budget, asked, worth=1.0, way=np.zeros(budget.num_holders))
+            if not loads.memory_binds(busy_limit(self._inputs, limit)):
+                return
+
+    def _answer(self, budget: StageBudget, asked: int | None, limit: float) -> Answer:
+        """A bound with ``asked`` layers recomputed on each rank, and placements that come near it."""
+        paths = ramps(budget.schedule, budget.num_ranks, round(float(budget.num_microbatches[0]))) if _is_single(budget) else None
+        if paths is None:
+            busy = busy_limit(self._inputs, limit)
+            answer = self._paths.answer(budget, asked, busy, effort=_EFFORT[0])
+            is_far = np.isfinite(busy) and answer.seconds < busy * (1 - _FAR)
+            return self._paths.answer(budget, asked, busy, effort=_EFFORT[1]) if is_far else answer
+        if asked is None:
+            return least_by_cuts(budget, segments(budget), paths, recomputed=1.0)
+        return least_by_cuts(budget, segments_alike(budget, asked), paths, recomputed=share_of(budget, asked))
+
+    def _faster(self, shell: _Shell, partitions: list[Partition], limit: float) -> Iterator[Placed]:
+        by_stage = self._space.problem.framework.recompute_by_stage
+        real = [partition for partition in partitions if np.isfinite(partition.slowest_seconds)]
+        strategies = dict.fromkeys(_strategy(shell, partition, by_stage=by_stage) for partition in real)
+        feasible = [strategy for strategy in strategies if not faults(self._space.problem, strategy)]
+        if feasible:
+            yield from _faster(self._inputs, feasible, limit)
+
+    def _asked(self, shell: _Shell, budget: StageBudget) -> list[int | None]:
+        """Layers recomputed on every rank, each count there can be; None: each stage its own."""
+        choices = self._space.recompute
+        if shell.plain is Recompute.SELECTIVE:
+            return [0]
+        if choices.full and self._space.problem.framework.recompute_by_stage:
+            return [None]
+        whole = -(-budget.num_layers // budget.num_ranks)
+        most = whole if choices.most is None else min(choices.most, whole)
+        return [*([0] if choices.none else []), *(range(min(choices.fewest, whole), most + 1) if choices.full else ())]
+
+
+def _is_single(budget: StageBudget) -> bool:
+    """Whether every holder has one stage."""
+    return budget.num_stages == budget.num_holders
 
 
 def _is_exact(budget: StageBudget) -> bool:
     """Whether no placement has a faster busiest rank than the best that comes out of :func:`_partitions`."""
-    return budget.num_stages == budget.num_holders or not (budget.is_expert.any() and not budget.is_expert.all())
+    return _is_single(budget) or not (budget.is_expert.any() and not budget.is_expert.all())
 
 
-def _partitions(space: Space, budget: StageBudget) -> Iterator[Partition]:
+def _partitions(budget: StageBudget, choices: list[int | None]) -> Iterator[Partition]:
     """Placements worth asking the cost model about: with every share of recomputation where it is the same for all stages."""
-    for asked in _asked(space, budget):
-        if asked is None and budget.num_stages == budget.num_holders:
+    for asked in choices:
+        if asked is None and _is_single(budget):
             yield from pareto_partitions(budget, segments(budget))
             continue
         found = _placed_alike(budget, asked)
@@ -179,26 +252,16 @@ def _placed_alike(budget: StageBudget, asked: int | None) -> Partition | None:
     return next(pareto_partitions(budget, segments_alike(budget, asked)), None)
 
 
-def _asked(space: Space, budget: StageBudget) -> list[int | None]:
-    """Layers recomputed on every rank, each count there can be; None: each stage its own."""
-    choices = space.recompute
-    if choices.full and space.problem.framework.recompute_by_stage:
-        return [None]
-    whole = -(-budget.num_layers // budget.num_holders)
-    most = whole if choices.most is None else min(choices.most, whole)
-    return [*([0] if choices.none else []), *(range(min(choices.fewest, whole), most + 1) if choices.full else ())]
-
-
-def _strategy(shell: Strategy, partition: Partition, *, by_stage: bool) -> Strategy:
+def _strategy(shell: _Shell, partition: Partition, *, by_stage: bool) -> Strategy:
     """``shell`` with its layers placed; what is the same on all stages is written as such."""
     split, recomputes = partition.layers, any(partition.recomputed)
     counts = partition.recomputed if recomputes and by_stage and partition.recomputed != split else ()
     alike = 0 if by_stage else max(partition.recomputed)
-    held = -(-sum(split) // shell.pipeline_parallel_size)
+    held = -(-sum(split) // shell.strategy.pipeline_parallel_size)
     return replace(
-        shell,
+        shell.strategy,
         pipeline_layers=() if len(set(split)) == 1 else split,
-        recompute=Recompute.FULL if recomputes else Recompute.NONE,
+        recompute=Recompute.FULL if recomputes else shell.plain,
         stage_recompute_layers=counts,
         num_recompute_layers=0 if alike >= held else alike,
     )

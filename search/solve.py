@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,6 +25,8 @@ PROVEN = "proven over the enumerated space"
 TIE = 0.01
 """Relative difference of step times that the cost model cannot tell apart, where a problem brings no residuals of measured runs."""
 MAX_GPUS = 131_072
+_ROUNDING = 1e-9
+"""Relative difference of a bound and a step time that is no difference."""
 
 
 class Stages(StrEnum):
@@ -32,7 +35,7 @@ class Stages(StrEnum):
     EVEN = "even"
     """Equal numbers, or as equal as the ends' weight lets them be."""
     UNEVEN = "uneven"
-    """And one by one, with recomputation by stage where the framework has it; with several stages a rank the best one may be missed."""
+    """And one by one, with recomputation by stage where the framework has it, and a bound on what another placement could gain."""
     EXACT = "exact"
     """And proven by OR-Tools where it may."""
 
@@ -131,16 +134,22 @@ def _merged(problem: Problem, ranked: Sequence[Ranked], found: Refinement, top: 
 
 
 def _gap(ranked: Sequence[Ranked], found: Refinement | None) -> float | None:
-    """How much faster than the best found another placement could be, as a share of its step time; infinite where that is not known."""
+    """How much faster than the best found another placement could be, as a share of its step time; None where nothing bounds it."""
     if found is None or not ranked:
         return None
-    return float("inf") if found.bound_seconds is None else max(1 - found.bound_seconds / ranked[0].step_time_seconds, 0.0)
+    return max(1 - found.bound_seconds / ranked[0].step_time_seconds, 0.0)
 
 
 def optimality(has_found: bool, stopped: Stopped | None, lifted: Sequence[str], gap: float | None = None) -> str:
-    """How sure it is that nothing is better, in words; ``gap`` where layers were placed stage by stage too."""
+    """What is known of the answer: proven, bounded by a share of its step time, or (``stopped`` too early for a bound) heuristic.
+
+    ``gap``: that share, where layers were placed stage by stage too.
+    """
     if stopped is not None:
-        return f"{stopped.value}: {'the best of the strategies evaluated so far' if has_found else 'nothing fitted so far'}"
+        if not has_found:
+            return f"{stopped.value}: nothing fitted so far"
+        known = "" if gap is None else f"; bounded by {_percent(gap)}: no strategy is faster by more"
+        return f"{stopped.value}: the best of the strategies evaluated so far{known}"
     proof = PROVEN if gap is None else f"{PROVEN}{_placement_text(gap)}"
     if not lifted:
         return proof
@@ -148,9 +157,14 @@ def optimality(has_found: bool, stopped: Stopped | None, lifted: Sequence[str], 
 
 
 def _placement_text(gap: float) -> str:
-    if gap == float("inf"):
-        return " with even stages; heuristic stage by stage, without a bound"
-    return f" with even stages; no placement stage by stage is faster by more than {gap:.1%}" if gap else ", placed stage by stage too"
+    if gap <= _ROUNDING:
+        return ", placed stage by stage too"
+    return f" with even stages; bounded by {_percent(gap)} stage by stage: no placement is faster by more"
+
+
+def _percent(gap: float) -> str:
+    """Rounded up: what is said to bound has to."""
+    return f"{math.ceil(gap * 1000 - _ROUNDING) / 10:.1f}%"
 
 
 def ranking(problem: Problem, found: Candidates | None) -> tuple[Ranked, ...]:

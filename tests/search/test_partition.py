@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.costmodel.holdings import Tails
 from autopar.costmodel.spec.strategy import PipelineSchedule
 from autopar.costmodel.stage_budget import Linear, StageBudget
 from autopar.search.partition import Partition, filled, least_slowest, pareto_partitions, placed, segments, segments_alike
@@ -46,6 +47,8 @@ def budget(
         is_expert=np.array(kinds, dtype=np.bool_),
         holder=np.tile(np.arange(ranks), chunks),
         seconds=Linear(base=base, slope=seconds),
+        forward_seconds=Linear(base=base / 3, slope=seconds / 3),
+        weight_seconds=Linear(base=base / 3, slope=seconds / 3),
         recomputed_seconds=Linear(base=base, slope=seconds * 4 / 3),
         bytes=Linear(base=states, slope=plain),
         recomputed_bytes=Linear(base=states + unfolded, slope=least),
@@ -55,6 +58,7 @@ def budget(
         work_seconds=np.array([float(np.sum(seconds[0, 0, np.array(kinds, dtype=int)]) + base.sum())]),
         forward_share=np.array([1 / 3]),
         tail_seconds=np.zeros(1),
+        tails=Tails(**{name: np.zeros((1, ranks, 2)) for name in ("reduction_seconds", "gather_seconds", "rest_seconds")}),
     )
 
 
