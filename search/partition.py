@@ -242,8 +242,7 @@ def _improved(budget: StageBudget, layers: Ints, asked: int | None) -> Partition
     """``layers`` with single ones moved off the busiest rank as long as that makes the busiest less busy."""
     while True:
         candidates = np.concatenate([layers[None], _moves(budget, layers, asked)])
-        loads, _ = _rank_seconds(budget, _kinds_on_holders(budget, candidates), asked)
-        slowest = loads.max(axis=1)
+        slowest = loads_of(budget, candidates, asked).max(axis=1)
         best = int(slowest.argmin())
         if best == 0 or not slowest[best] < slowest[0] * (1 - SAME):
             return placed(budget, layers.tolist(), asked) if np.isfinite(slowest[0]) else None
@@ -252,8 +251,7 @@ def _improved(budget: StageBudget, layers: Ints, asked: int | None) -> Partition
 
 def _moves(budget: StageBudget, layers: Ints, asked: int | None) -> Ints:
     """Every placement with one layer moved from a stage of the busiest rank to a stage of another."""
-    loads, _ = _rank_seconds(budget, _kinds_on_holders(budget, layers[None]), asked)
-    busiest = int(loads[0].argmax())
+    busiest = int(loads_of(budget, layers[None], asked)[0].argmax())
     giving = np.flatnonzero((budget.holder == busiest) & (layers > 1))
     taking = np.flatnonzero(budget.holder != busiest)
     moved = np.tile(layers, (len(giving) * len(taking), 1))
@@ -261,6 +259,11 @@ def _moves(budget: StageBudget, layers: Ints, asked: int | None) -> Ints:
     moved[rows, np.repeat(giving, len(taking))] -= 1
     moved[rows, np.tile(taking, len(giving))] += 1
     return moved
+
+
+def loads_of(budget: StageBudget, layers: Ints, asked: int | None) -> Floats:
+    """Seconds of a micro-batch on each holder, ``[candidates, R]``, infinite where ``layers`` (``[candidates, S]``) do not fit."""
+    return _rank_seconds(budget, _kinds_on_holders(budget, layers), asked)[0]
 
 
 def _kinds_on_holders(budget: StageBudget, layers: Ints) -> Floats:

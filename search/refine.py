@@ -7,7 +7,7 @@ best found: what is left can gain nothing, and the least bound says how far the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from autopar.costmodel.step import evaluate
 from . import partition_cp_sat
 from .cut_bound import Answer, least_by_cuts
 from .feasibility import faults
+from .neighbours import WHOLE, count_splits, nearby, splits
 from .partition import SAME, Partition, filled, pareto_partitions, placed, segments, segments_alike, share_of
 from .path_game import PathBounds
 from .progress import Progress, Watch
@@ -38,6 +39,13 @@ _EFFORT = (8, 32)
 The paths they find serve all strategies of its shape.
 """
 _FAR = 0.01
+
+
+_MOVES = {False: 100, True: 1_000}
+"""Single moves of a layer that are asked about at a time; more where an exact answer is wanted."""
+
+_Choice = tuple[int | None, Partition]
+"""Layers recomputed on each rank (None: as few as fit), and where the layers are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +175,41 @@ class _Placer:
         if bound >= limit:
             return [], bound
         hopeful = {asked: answer.layers for asked, answer in answers.items() if steps[asked] < limit}
-        partitions = list(_partitions(budget, list(hopeful)))
-        for asked, splits in hopeful.items():
-            partitions += [placed(budget, layers, asked) for layers in splits]
+        if self._exact and _can_ask_all(budget, hopeful):
+            found = self._fastest_of_all(shell, budget, hopeful, limit)
+            return found, max(bound, found[-1].step_time_seconds if found else limit)
+        choices = [*_partitions(budget, list(hopeful))]
+        for asked, suggested in hopeful.items():
+            choices += [(asked, placed(budget, layers, asked)) for layers in suggested]
         if self._exact and not _is_exact(budget):
             answer = partition_cp_sat.least_busy(budget)
             bound = max(bound, float(placed_bound_seconds(self._inputs, budget, np.array([answer.bound_seconds]))[0]))
-            partitions += [placed(budget, answer.layers, asked) for asked in hopeful if answer.layers]
-        return list(self._faster(shell, partitions, limit)), bound
+            choices += [(asked, placed(budget, answer.layers, asked)) for asked in hopeful if answer.layers]
+        return self._with_moves(shell, budget, choices, limit), bound
+
+    def _fastest_of_all(self, shell: _Shell, budget: StageBudget, hopeful: Iterable[int | None], limit: float) -> list[Placed]:
+        every = (placed(budget, layers, asked) for asked in hopeful for layers in splits(budget.num_layers, budget.num_stages))
+        return list(self._faster(self._strategies(shell, every), limit))
+
+    def _with_moves(self, shell: _Shell, budget: StageBudget, choices: list[_Choice], limit: float) -> list[Placed]:
+        """Those of ``choices`` that beat ``limit``; with several stages a rank, single layers are moved as long as that helps.
+
+        Where an exact answer is wanted, from the best of them whether or not it beats the limit.
+        """
+        made: dict[Strategy, _Choice] = {}
+        for asked, partition in choices:
+            made |= dict.fromkeys(self._strategies(shell, [partition]), (asked, partition))
+        found = list(self._faster(list(made), np.inf if self._exact else limit))
+        while found and not _is_single(budget):
+            asked, partition = made[found[-1].strategy]
+            near = nearby(budget, partition.layers, asked, most=_MOVES[self._exact])
+            fresh = {strategy: (asked, each) for each in near for strategy in self._strategies(shell, [each]) if strategy not in made}
+            better = list(self._faster(list(fresh), found[-1].step_time_seconds))
+            if not better:
+                break
+            made |= fresh
+            found += better
+        return [each for each in found if each.step_time_seconds < limit]
 
     def _answers(self, budget: StageBudget, choices: list[int | None], limit: float) -> Iterator[tuple[int | None, Answer]]:
         """Choices of recomputation with their bounds; once memory does not bind, recomputing more only adds work."""
@@ -198,13 +233,16 @@ class _Placer:
             return least_by_cuts(budget, segments(budget), paths, recomputed=1.0)
         return least_by_cuts(budget, segments_alike(budget, asked), paths, recomputed=share_of(budget, asked))
 
-    def _faster(self, shell: _Shell, partitions: list[Partition], limit: float) -> Iterator[Placed]:
+    def _strategies(self, shell: _Shell, partitions: Iterable[Partition]) -> list[Strategy]:
+        """Those that fit and that the framework runs, each once."""
         by_stage = self._space.problem.framework.recompute_by_stage
-        real = [partition for partition in partitions if np.isfinite(partition.slowest_seconds)]
-        strategies = dict.fromkeys(_strategy(shell, partition, by_stage=by_stage) for partition in real)
-        feasible = [strategy for strategy in strategies if not faults(self._space.problem, strategy)]
-        if feasible:
-            yield from _faster(self._inputs, feasible, limit)
+        real = (partition for partition in partitions if np.isfinite(partition.slowest_seconds))
+        made = dict.fromkeys(_strategy(shell, partition, by_stage=by_stage) for partition in real)
+        return [strategy for strategy in made if not faults(self._space.problem, strategy)]
+
+    def _faster(self, strategies: list[Strategy], limit: float) -> Iterator[Placed]:
+        if strategies:
+            yield from _faster(self._inputs, strategies, limit)
 
     def _asked(self, shell: _Shell, budget: StageBudget) -> list[int | None]:
         """Layers recomputed on every rank, each count there can be; None: each stage its own."""
@@ -228,16 +266,22 @@ def _is_exact(budget: StageBudget) -> bool:
     return _is_single(budget) or not (budget.is_expert.any() and not budget.is_expert.all())
 
 
-def _partitions(budget: StageBudget, choices: list[int | None]) -> Iterator[Partition]:
+def _can_ask_all(budget: StageBudget, hopeful: Collection[int | None]) -> bool:
+    """Whether every placement is asked about: there are few, and one number of layers recomputed on each rank says it all."""
+    few = count_splits(budget.num_layers, budget.num_stages) * len(hopeful) <= WHOLE
+    return few and None not in hopeful and not _is_single(budget)
+
+
+def _partitions(budget: StageBudget, choices: list[int | None]) -> Iterator[_Choice]:
     """Placements worth asking the cost model about: with every share of recomputation where it is the same for all stages."""
     for asked in choices:
         if asked is None and _is_single(budget):
-            yield from pareto_partitions(budget, segments(budget))
+            yield from ((asked, partition) for partition in pareto_partitions(budget, segments(budget)))
             continue
         found = _placed_alike(budget, asked)
         if found is None:
             continue
-        yield found
+        yield asked, found
         roomy = _placed_alike(replace(budget, capacity_bytes=np.inf), asked)
         if roomy is not None and found.slowest_seconds <= roomy.slowest_seconds * (1 + SAME):
             return  # memory does not bind: recomputing more only adds work

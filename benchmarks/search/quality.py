@@ -23,6 +23,7 @@ from autopar.costmodel.spec.strategy import Recompute, Strategy
 from autopar.costmodel.step import evaluate
 from autopar.request import build_problem
 from autopar.search import Constraints, Stages, feasibility, search
+from autopar.search.neighbours import splits
 from autopar.search.space import enumerate_space
 
 WIDE = ModelSpec(
@@ -67,12 +68,6 @@ def question(model: ModelSpec, memory_bytes: float, *, by_stage: bool) -> Proble
     found, _ = build_problem(model, gpus=4, gpu="h100-sxm5-80gb", global_batch_size=24, sequence_length=4096)
     cluster = replace(found.cluster, device=replace(found.cluster.device, memory_bytes=int(memory_bytes)))
     return replace(found, cluster=cluster, framework=replace(found.framework, recompute_by_stage=by_stage))
-
-
-def splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Every way to give each of ``stages`` a layer or more."""
-    for cuts in itertools.combinations(range(1, layers), stages - 1):
-        yield tuple(end - start for start, end in itertools.pairwise((0, *cuts, layers)))
 
 
 def placements(asked: Problem, constraints: Constraints) -> list[Strategy]:

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.estimate import estimate
-from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.errors import InvalidInputError, UnavailableError
-from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec
-from autopar.costmodel.spec.strategy import Recompute, Strategy
-from autopar.costmodel.step import evaluate
+from autopar.costmodel.spec.model import ModelSpec
 from autopar.request import build_problem
 from autopar.search import Constraints, Stages, feasibility, search
 from autopar.search.progress import Progress, Stopped, Watch
-from autopar.search.space import enumerate_space
-
-WIDE = ModelSpec(
-    name="wide", num_layers=7, hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, head_dim=128, ffn_hidden_size=14_336,
-    vocab_size=256_000, max_position_embeddings=4096, gated_mlp=True,
-)  # fmt: skip
-MIXED = replace(
-    WIDE,
-    name="mixed",
-    num_layers=6,
-    vocab_size=32_000,
-    moe=MixtureOfExperts(num_experts=4, experts_per_token=2, ffn_hidden_size=2048, first_dense_layers=2),
-)
+from benchmarks.search.quality import EXPERTS as MIXED
+from benchmarks.search.quality import WIDE, optimum, placements
 
 
 def question(model: ModelSpec, *, memory: float, by_stage: bool, gpus: int = 4) -> Problem:
@@ -49,30 +32,6 @@ def fitting(model: ModelSpec, constraints: Constraints, *, by_stage: bool) -> It
             yield asked
 
 
-def splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
-    for cuts in itertools.combinations(range(1, layers), stages - 1):
-        yield tuple(end - start for start, end in itertools.pairwise((0, *cuts, layers)))
-
-
-def best_of_all(asked: Problem, constraints: Constraints) -> float:
-    """The fastest step over every strategy, split and recomputation that fits."""
-    shells = {replace(rows.strategy(row), pipeline_layers=()) for rows in enumerate_space(asked, constraints) for row in range(len(rows))}
-    every: list[Strategy] = []
-    for shell in shells:
-        for split in splits(asked.model.num_layers, shell.num_virtual_stages):
-            placed = replace(shell, pipeline_layers=split)
-            every.append(placed)
-            if asked.framework.recompute_by_stage:
-                counts = itertools.product(*(range(count + 1) for count in split))
-                every += [replace(placed, recompute=Recompute.FULL, stage_recompute_layers=each) for each in counts if any(each)]
-            else:
-                held = -(-asked.model.num_layers // shell.pipeline_parallel_size)
-                every += [replace(placed, recompute=Recompute.FULL, num_recompute_layers=count) for count in range(held)]
-    every = [strategy for strategy in every if not feasibility.faults(asked, strategy)]
-    found = evaluate(Inputs.of(asked), StrategyColumns.of(every), simulate=True)
-    return float(np.min(found.step_time_seconds[found.fits]))
-
-
 @pytest.mark.parametrize("by_stage", [True, False])
 @pytest.mark.parametrize("tight", [True, False])
 @pytest.mark.parametrize("model", [WIDE, MIXED], ids=["wide", "mixed"])
@@ -85,7 +44,7 @@ def test_against_every_placement(model: ModelSpec, tight: bool, by_stage: bool) 
     asked = next(fitting(model, constraints, by_stage=by_stage)) if tight else question(model, memory=200e9, by_stage=by_stage)
     result = search(asked, constraints, stages=Stages.UNEVEN)
     even = search(asked, constraints)
-    least = best_of_all(asked, constraints)
+    least = optimum(asked, placements(asked, constraints))
     found, bound = result.ranked[0].step_time_seconds, result.summary.bound_seconds
     assert bound is not None
     assert bound <= least * (1 + 1e-9)
