@@ -117,7 +117,8 @@ def better_order(problem: Problem, strategy: Strategy) -> Problem | None:
     from autopar.search.placement import order_hosts, tree_order, units_of
 
     ranks = RankLayout.of(strategy)
-    strides = [size * stride for expert in (False, True) for size, stride in ranks.axes(expert=expert).values()]
+    grids = (False, True) if ranks.expert_grid_has_strides else (False,)
+    strides = [size * stride for expert in grids for size, stride in ranks.axes(expert=expert).values()]
     orders = (order_hosts(rows, units_of(strides, problem.cluster.gpus_per_node)), tree_order(rows))
     tried = [ordered(problem.cluster, order) for order in orders]
     problems = [replace(problem, cluster=cluster) for cluster in (as_listed(problem.cluster), *tried)]
