@@ -14,6 +14,7 @@ from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.training import PRECISIONS, Precision
 
 from .data_parallel import data_parallelize, shards
+from .experts import ExpertGrid, build_expert_grid, expert_parallelize, on_expert_grid
 from .loss import LossFunction, build_loss
 from .mesh import ParallelMesh, build_mesh, ensure_process_group, world_faults
 from .pipeline.executor import StageRunner
@@ -87,6 +88,7 @@ def parallelise(
     faults = training_faults(model, structure, strategy, global_batch_size=global_batch_size, precision=options.precision)
     raise_if((*world_faults(strategy), *faults))
     mesh = build_mesh(strategy, device)
+    experts = build_expert_grid(strategy, device) if on_expert_grid(model, structure, strategy) else None
     types = tensor_types(options.precision)
     set_matmul_precision(types, device)
     _turn_off_cache(model)
@@ -100,11 +102,11 @@ def parallelise(
     layers = layers_of_stages(strategy, structure.num_blocks)
     stages = cut_stages(model, structure, stage_spans(schedule, layers, mesh.coordinate("pp")))
     dropout = LayoutFreeDropout([stage.model for stage in stages], seed=options.seed)
-    recomputed = shape_stages(stages, structure, mesh, strategy, types, dropout)
-    if not shards(strategy, types):
+    recomputed = shape_stages(stages, structure, mesh, experts, strategy, types, dropout)
+    if not shards(strategy, types, experts):
         for stage in stages:
             _move(stage, device)
-    syncs = [data_parallelize(stage, structure, mesh, strategy, types) for stage in stages]
+    syncs = [data_parallelize(stage, structure, mesh, experts, strategy, types) for stage in stages]
     weights.give_to([stage.model for stage in stages], device=device)
     runners = {}
     for stage, sync in zip(stages, syncs, strict=True):
@@ -119,16 +121,21 @@ def shape_stages(
     stages: tuple[PipelineStage, ...],
     structure: ModelStructure,
     mesh: ParallelMesh,
+    experts: ExpertGrid | None,
     strategy: Strategy,
     types: TensorTypes,
     dropout: LayoutFreeDropout,
 ) -> set[nn.Module]:
-    """Give the stages' parameters their type, split them over the tensor axis and make them recompute; the blocks that do."""
+    """Give the stages' parameters their type, split them over tensor and expert axes and make them recompute; the blocks that do."""
     blocks: dict[int, list[nn.Module]] = {}
     for stage in stages:
         store_parameters(stage, types)
         if strategy.tensor_parallel_size > 1:
-            tensor_parallelize(stage.model, structure, mesh.tensor, sequence_parallel=strategy.sequence_parallel)
+            tensor_parallelize(
+                stage.model, structure, mesh.tensor, sequence_parallel=strategy.sequence_parallel, split_experts=experts is None
+            )
+        if experts is not None:
+            expert_parallelize(stage.model, structure.layout, experts.experts)
         blocks[stage.span.model_stage] = list(stage.model.get_submodule(structure.blocks).children())
     return apply_recompute(blocks, strategy, dropout.recompute_contexts)
 

@@ -28,6 +28,7 @@ from autopar.costmodel.spec.training import Precision
 
 from .build import shape_stages
 from .data_parallel import data_parallelize, shards
+from .experts import ExpertGrid, build_expert_grid, on_expert_grid
 from .loss import build_loss
 from .mesh import ParallelMesh, build_mesh
 from .pipeline.absent import Boundary, PassedBlock
@@ -52,7 +53,7 @@ class RankParts:
 
     rank: int
     coordinates: dict[str, int]
-    """Its index on each axis of the mesh."""
+    """Its index on each axis of the mesh, and of the expert grid where it has one."""
     layers: tuple[tuple[int, int], ...]
     """``(first, last + 1)`` blocks of each of its virtual stages."""
     num_parameters: int
@@ -98,13 +99,14 @@ def build_rank(
         structure = read_structure(model)
         raise_if(training_faults(model, structure, strategy, global_batch_size=batch.global_batch_size, precision=precision))
         mesh, types = build_mesh(strategy, torch.device("cpu")), tensor_types(precision)
+        experts = build_expert_grid(strategy, mesh.device) if on_expert_grid(model, structure, strategy) else None
         rank_schedule = build_schedule(
             strategy.pipeline_schedule,
             strategy.pipeline_parallel_size,
             strategy.virtual_pipeline_stages,
             strategy.num_microbatches(batch.global_batch_size),
         )
-        builder = _Builder(structure=structure, strategy=strategy, mesh=mesh, types=types, schedule=rank_schedule)
+        builder = _Builder(structure=structure, strategy=strategy, mesh=mesh, experts=experts, types=types, schedule=rank_schedule)
         kept, reason = _try_activations(builder, build_model(), batch) if count_activations else (None, "not asked for")
         return _counted(builder, model, rank, kept, reason)
 
@@ -116,6 +118,7 @@ class _Builder:
     structure: ModelStructure
     strategy: Strategy
     mesh: ParallelMesh
+    experts: ExpertGrid | None
     types: TensorTypes
     schedule: Schedule
 
@@ -124,7 +127,7 @@ class _Builder:
         layers = layers_of_stages(self.strategy, self.structure.num_blocks)
         stages = cut_stages(model, self.structure, stage_spans(self.schedule, layers, self.mesh.coordinate("pp")))
         dropout = LayoutFreeDropout([stage.model for stage in stages], seed=0)
-        shape_stages(stages, self.structure, self.mesh, self.strategy, stored, dropout)
+        shape_stages(stages, self.structure, self.mesh, self.experts, self.strategy, stored, dropout)
         return stages
 
 
@@ -135,15 +138,15 @@ def _counted(builder: _Builder, model: nn.Module, rank: int, activations: int | 
     units = [_local_elements(_unit_parameters(stage, builder.structure)) for stage in stages]
     whole = sum(sum(each) for each in units)
     for stage in stages:
-        data_parallelize(stage, builder.structure, builder.mesh, strategy, types)
+        data_parallelize(stage, builder.structure, builder.mesh, builder.experts, strategy, types)
     parameters = [parameter for stage in stages for parameter in stage.parameters()]
     sharded = sum(_local(parameter).nbytes for parameter in parameters)
-    gathers = shards(strategy, types) and (strategy.data_parallel_size > 1 or types.is_mixed)
+    gathers = shards(strategy, types, builder.experts) and (strategy.data_parallel_size > 1 or types.is_mixed)
     at_once = whole if strategy.zero_stage < 3 else sum(sorted((count for each in units for count in each), reverse=True)[:2])
     accumulated = whole if strategy.zero_stage < 2 else sum(_local(parameter).numel() for parameter in parameters)
     return RankParts(
         rank=rank,
-        coordinates={axis: builder.mesh.coordinate(axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")},
+        coordinates=_coordinates(builder, rank),
         layers=tuple((stage.span.first, stage.span.stop) for stage in stages),
         num_parameters=whole,
         sharded_parameter_bytes=sharded,
@@ -153,6 +156,14 @@ def _counted(builder: _Builder, model: nn.Module, rank: int, activations: int | 
         activation_bytes=activations,
         activations_not_counted=reason,
     )
+
+
+def _coordinates(builder: _Builder, rank: int) -> dict[str, int]:
+    dense = {axis: builder.mesh.coordinate(axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
+    if builder.experts is None:
+        return dense
+    expert = builder.mesh.layout.coordinates(rank, expert=True)
+    return dense | {axis: expert[axis] for axis in ("edp", "ep")}
 
 
 def _unit_parameters(stage: PipelineStage, structure: ModelStructure) -> Iterator[list[nn.Parameter]]:

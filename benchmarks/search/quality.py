@@ -55,7 +55,9 @@ def instances() -> Iterator[Instance]:
     """Two models, with memory to spare and hardly enough, recomputation alike on all stages and by stage, one and two stages a rank."""
     for model, gigabytes in ((WIDE, (200, 37)), (EXPERTS, (200, 19))):
         for memory, by_stage in itertools.product(gigabytes, (False, True)):
-            yield Instance(name=f"{model.name}, {memory} GB", problem=question(model, memory * 1e9, by_stage=by_stage), constraints=PIPELINES)
+            yield Instance(
+                name=f"{model.name}, {memory} GB", problem=question(model, memory * 1e9, by_stage=by_stage), constraints=PIPELINES
+            )
         name = f"{model.name}, {gigabytes[1]} GB, two stages a rank"
         yield Instance(name=name, problem=question(model, gigabytes[1] * 1e9, by_stage=False), constraints=INTERLEAVED)
 

@@ -10,7 +10,7 @@ import torch
 from autopar.catalog.models import model as catalog_model
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.spec.errors import InvalidInputError
-from autopar.costmodel.spec.model import ModelSpec
+from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
 from autopar.costmodel.spec.training import PRECISIONS
 from autopar.request import build_problem
@@ -70,6 +70,7 @@ LLAMA = replace(
     catalog_model("llama3-8b"), hidden_size=512, num_attention_heads=8, num_key_value_heads=4, head_dim=64, ffn_hidden_size=1536,
     num_layers=4, vocab_size=1024, max_position_embeddings=SEQUENCE,
 )  # fmt: skip
+EXPERTS = replace(LLAMA, name="experts", moe=MixtureOfExperts(num_experts=8, experts_per_token=2, ffn_hidden_size=768))
 
 
 def one_layer(spec: ModelSpec, strategy: Strategy) -> tuple[float, float]:
@@ -100,6 +101,26 @@ def test_states_are_those_the_planner_counts(strategy: Strategy) -> None:
         parts = rank_of(GPT, strategy, rank=stage * stride, activations=False)
         assert parts.num_parameters == parameters
         assert states_bytes(parts) == pytest.approx(states, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(data_parallel_size=8, expert_parallel_size=4, zero_stage=1),
+        Strategy(data_parallel_size=256, expert_parallel_size=8, pipeline_parallel_size=4, zero_stage=0),
+        Strategy(tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=4, expert_parallel_size=4),
+        Strategy(tensor_parallel_size=4, sequence_parallel=True, expert_parallel_size=2, pipeline_parallel_size=2),
+    ],
+    ids=Strategy.describe,
+)
+def test_states_of_spread_experts_are_those_the_planner_counts(strategy: Strategy) -> None:
+    pytest.importorskip("transformers")
+    stride = strategy.world_size // strategy.pipeline_parallel_size
+    for stage, (parameters, states, _) in enumerate(planned(EXPERTS, strategy)):
+        parts = rank_of(EXPERTS, strategy, rank=stage * stride + 1, activations=False)
+        assert parts.num_parameters == parameters
+        assert states_bytes(parts) == pytest.approx(states, rel=1e-3)
+        assert parts.coordinates["ep"] == 1
 
 
 @pytest.mark.parametrize(
