@@ -77,10 +77,14 @@ class ModelLoss:
     """The loss that a model computes from the labels it is given, as Hugging Face's causal language models do.
 
     ``divides``: the model hands ``num_items_in_batch`` to its loss function, which then divides a sum by it.
+
+    A router's balancing loss, which the model adds, is of the tokens that it sees, a micro-batch's. It is no sum over them: here
+    it is the mean over the step's micro-batches, weighted by their items.
     """
 
     def __init__(self, model: nn.Module, *, divides: bool) -> None:
         self._input_name, self._divides = _input_name(model), divides
+        self._balance = float(getattr(model, "router_aux_loss_coef", 0.0))
 
     def count(self, batch: Batch) -> Tensor:
         return (_labels(batch)[:, 1:] != IGNORE_INDEX).sum()
@@ -100,7 +104,11 @@ class ModelLoss:
                     fix="pass loss_fn=, a function of (output, batch)",
                 )
             )
-        return loss if self._divides else loss * (self.count(batch) / total)
+        part = self.count(batch) / total
+        if not self._divides:
+            return loss * part
+        balancing = getattr(output, "aux_loss", None)
+        return loss - self._balance * (1 - part) * balancing if isinstance(balancing, Tensor) else loss
 
 
 class UserLoss:

@@ -46,7 +46,7 @@ def expert_faults(model: nn.Module, structure: ModelStructure, strategy: Strateg
         return [Fault(field=field, given=str(size), required=required, fix=f"use {field}=1") for field, size in asked]
     if not expert_grid_differs(strategy):
         return []
-    return [*_number_faults(experts, spread), *_token_faults(strategy), *_shard_faults(strategy), *_loss_faults(model, spread)]
+    return [*_number_faults(experts, spread), *_token_faults(strategy), *_shard_faults(strategy)]
 
 
 def _number_faults(experts: dict[str, nn.Module], spread: int) -> Iterator[Fault]:
@@ -77,10 +77,3 @@ def _shard_faults(strategy: Strategy) -> Iterator[Fault]:
     if copies % shard:
         required = f"must divide the {copies} ranks that hold the same experts, or be more"
         yield Fault(field="shard_group_size", given=str(shard), required=required, fix="leave it out, or use zero_stage=0")
-
-
-def _loss_faults(model: nn.Module, spread: int) -> Iterator[Fault]:
-    """A balancing loss is a product of means over tokens: of this rank's alone it is another loss than of all."""
-    if spread > 1 and getattr(getattr(model, "config", None), "output_router_logits", False):
-        required = "the router's auxiliary loss is of all tokens, which expert-parallel ranks do not have"
-        yield Fault(field="output_router_logits", given="True", required=required, fix="set config.output_router_logits = False")

@@ -12,8 +12,9 @@ from torch import nn
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
 from autopar.costmodel.spec.training import PRECISIONS
 from autopar.runtime.engine import EngineOptions, build_engine
+from autopar.runtime.loss import build_loss
 from tests.runtime.models import batches, tiny
-from tests.runtime.oracle import FP32, Trained, adamw, assert_same, train_alone, train_parallel
+from tests.runtime.oracle import FP32, TOLERANCE, Trained, adamw, assert_same, distances, train_alone, train_parallel
 from tests.runtime.processes import run_ranks
 
 MODELS = ("mixtral", "qwen3_moe", "reference-gpt-experts")
@@ -71,6 +72,36 @@ def test_a_router_that_sends_all_tokens_to_one_rank() -> None:
 
 def test_clipping_counts_each_expert_once() -> None:
     check(MODELS[:2], [FOUR, replace(TENSOR, data_parallel_size=2, expert_parallel_size=2)], max_grad_norm=0.3)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_a_balancing_loss_is_the_mean_over_micro_batches(name: str) -> None:
+    """Each is of its own micro-batch's tokens, on one rank or on two, as in a loop that accumulates gradients."""
+
+    def build() -> nn.Module:
+        model = tiny(name)
+        model.config.output_router_logits = True
+        model.router_aux_loss_coef = 0.5  # type: ignore[assignment]
+        return model
+
+    (batch,) = batches(1, size=ROWS)
+    alone, loss, expected = build(), build_loss(build()), 0.0
+    total = loss.count(batch)
+    for first in range(0, ROWS, 2):
+        part = {key: value[first : first + 2] for key, value in batch.items()}
+        output = alone(**part)  # the mean over its own labels, and the balancing loss
+        share = output.loss * (loss.count(part) / total)
+        share.backward()
+        expected += share.item()
+    gradients = {label: parameter.grad for label, parameter in alone.named_parameters()}
+
+    def train(_: int, strategy: Strategy) -> Trained:
+        return train_parallel(build(), strategy, [batch])
+
+    for strategy in (Strategy(micro_batch_size=2), replace(TWO, micro_batch_size=2)):
+        for result in run_ranks(strategy.world_size, train, strategy):
+            assert result.losses == pytest.approx((expected,), rel=1e-5)
+            assert max(distances(result.gradients[0], gradients).values()) < TOLERANCE  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "amp-bf16", "pure-bf16"])

@@ -56,14 +56,6 @@ def test_layouts_that_run() -> None:
     assert faults_of("llama", Strategy(tensor_parallel_size=2)) == []
 
 
-def test_a_routers_loss_is_of_all_tokens() -> None:
-    model = tiny("mixtral")
-    model.config.output_router_logits = True
-    strategy = Strategy(data_parallel_size=2, expert_parallel_size=2)
-    (fault,) = training_faults(model, read_structure(model), strategy, global_batch_size=24, precision=PRECISIONS["fp32"])
-    assert fault.field == "output_router_logits"
-
-
 def test_experts_of_another_kind_are_refused() -> None:
     model = tiny("mixtral")
     model.get_submodule("model.layers.1.mlp.experts").num_experts = 3
