@@ -135,7 +135,7 @@ def shape_stages(
                 stage.model, structure, mesh.tensor, sequence_parallel=strategy.sequence_parallel, split_experts=experts is None
             )
         if experts is not None:
-            expert_parallelize(stage.model, structure.layout, experts.experts)
+            expert_parallelize(stage.model, structure.layout, experts.experts, experts.routing)
         blocks[stage.span.model_stage] = list(stage.model.get_submodule(structure.blocks).children())
     return apply_recompute(blocks, strategy, dropout.recompute_contexts)
 

@@ -28,7 +28,7 @@ from autopar.costmodel.spec.training import Precision
 
 from .build import shape_stages
 from .data_parallel import data_parallelize, shards
-from .experts import ExpertGrid, build_expert_grid, on_expert_grid
+from .experts import ExpertGrid, balanced_routes, build_expert_grid, on_expert_grid
 from .loss import build_loss
 from .mesh import ParallelMesh, build_mesh
 from .pipeline.absent import Boundary, PassedBlock
@@ -99,7 +99,7 @@ def build_rank(
         structure = read_structure(model)
         raise_if(training_faults(model, structure, strategy, global_batch_size=batch.global_batch_size, precision=precision))
         mesh, types = build_mesh(strategy, torch.device("cpu")), tensor_types(precision)
-        experts = build_expert_grid(strategy, mesh.device) if on_expert_grid(model, structure, strategy) else None
+        experts = build_expert_grid(strategy, mesh.device, balanced_routes) if on_expert_grid(model, structure, strategy) else None
         rank_schedule = build_schedule(
             strategy.pipeline_schedule,
             strategy.pipeline_parallel_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -11,13 +12,12 @@ from torch import Tensor
 Group = dist.ProcessGroup
 
 
-def exchange_rows(rows: Tensor, splits: Tensor, group: Group) -> Tensor:
+def exchange_rows(rows: Tensor, to: Sequence[int], from_: Sequence[int], group: Group) -> Tensor:
     """Rows (R, …) sorted by the rank they go to; the rows that come from each rank, in rank order. Backward: the way back.
 
-    Args:
-        splits: (2, ranks) on the CPU: rows that go to each rank, and rows that come from each.
+    ``to`` and ``from_``: how many rows go to each rank, and how many come from each.
     """
-    return cast(Tensor, _ExchangeRows.apply(rows, splits, group))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _ExchangeRows.apply(rows, list(to), list(from_), group))  # type: ignore[no-untyped-call]
 
 
 def exchange_counts(counts: Tensor, group: Group) -> Tensor:
@@ -35,16 +35,14 @@ def _send(rows: Tensor, to: list[int], from_: list[int], group: Group) -> Tensor
 
 class _ExchangeRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, splits: Tensor, group: Group) -> Tensor:
-        # Saved as a tensor: a recomputation stops at the last tensor that its backward needs, and every rank of the group has to
-        # get as far as this exchange, also one whose experts got no rows.
-        ctx.save_for_backward(splits)
-        ctx.group = group
-        to, from_ = splits.tolist()
+    def forward(ctx: Any, rows: Tensor, to: list[int], from_: list[int], group: Group) -> Tensor:
+        # A recomputation stops at the last tensor that its backward has saved. Every rank of the group has to get as far as this
+        # exchange, also one whose experts got no rows, so there is one saved here.
+        ctx.save_for_backward(rows.new_empty(0))
+        ctx.to, ctx.from_, ctx.group = to, from_, group
         return _send(rows, to, from_, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (splits,) = ctx.saved_tensors
-        to, from_ = splits.tolist()
-        return _send(grad, from_, to, ctx.group), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        _ = ctx.saved_tensors  # which is when a recomputation runs
+        return _send(grad, ctx.from_, ctx.to, ctx.group), None, None, None

@@ -18,6 +18,7 @@ from autopar.costmodel.spec.layout import RankLayout
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.runtime.structure import ModelStructure
 
+from .dispatch import Routing, exchanged_routes
 from .modules import stacked_experts
 
 AXES: Final = ("pp", "edp_replicate", "edp_shard", "ep")
@@ -29,6 +30,7 @@ class ExpertGrid:
     """The mesh of the expert grid, and this rank's axes of it."""
 
     device_mesh: DeviceMesh
+    routing: Routing = exchanged_routes
 
     @property
     def experts(self) -> DeviceMesh:
@@ -74,7 +76,7 @@ def expert_shard_size(strategy: Strategy) -> int:
     return min(strategy.shard_group_size or copies, copies)
 
 
-def build_expert_grid(strategy: Strategy, device: torch.device) -> ExpertGrid:
+def build_expert_grid(strategy: Strategy, device: torch.device, routing: Routing = exchanged_routes) -> ExpertGrid:
     """The grid over all ranks of the default process group, which make its groups together."""
     layout, shard = RankLayout.of(strategy), expert_shard_size(strategy)
     places = [
@@ -84,4 +86,4 @@ def build_expert_grid(strategy: Strategy, device: torch.device) -> ExpertGrid:
         for part in range(layout.ep)
     ]
     ranks = torch.tensor(places).view(layout.pp, layout.edp // shard, shard, layout.ep)
-    return ExpertGrid(device_mesh=DeviceMesh(device.type, ranks, mesh_dim_names=AXES))
+    return ExpertGrid(device_mesh=DeviceMesh(device.type, ranks, mesh_dim_names=AXES), routing=routing)

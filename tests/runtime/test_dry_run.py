@@ -145,6 +145,17 @@ def test_activations_of_hugging_face_layers_are_near() -> None:
         assert built == pytest.approx(expected, rel=0.06)
 
 
+def test_activations_of_experts_are_below_what_the_planner_counts() -> None:
+    """It counts each routed row as permuted, sent, put out and returned; built ones keep two of these for backward."""
+    pytest.importorskip("transformers")
+    spread = Strategy(data_parallel_size=8, expert_parallel_size=4, zero_stage=1)
+    whole = Strategy(data_parallel_size=8, zero_stage=1)
+    split = Strategy(tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=4, expert_parallel_size=8)
+    for strategy in (whole, spread, split):
+        built, expected = one_layer(EXPERTS, strategy)
+        assert 0.85 * expected < built < 0.9 * expected
+
+
 def test_micro_batches_in_flight_follow_the_schedule() -> None:
     strategy = Strategy(pipeline_parallel_size=4)
     kept = [rank_of(GPT, strategy, rank=rank).activation_bytes or 0 for rank in range(3)]
