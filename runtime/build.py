@@ -13,6 +13,7 @@ from autopar.costmodel.spec.schedule import Schedule, build_schedule
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.training import PRECISIONS, Precision
 
+from .context import LOSS_OF_WHOLE_SEQUENCES, ContextGroup, context_group, context_parallelize
 from .data_parallel import data_parallelize, shards
 from .experts import ExpertGrid, build_expert_grid, expert_parallelize, on_expert_grid
 from .loss import LossFunction, build_loss
@@ -56,6 +57,7 @@ class ParallelModel:
     """By virtual stage."""
     dropout: LayoutFreeDropout
     types: TensorTypes
+    context: ContextGroup | None = None
 
 
 def default_device() -> torch.device:
@@ -86,8 +88,11 @@ def parallelise(
     ensure_process_group(device)
     structure = read_structure(model)
     faults = training_faults(model, structure, strategy, global_batch_size=global_batch_size, precision=options.precision)
+    if loss_fn is not None and strategy.context_parallel_size > 1:
+        faults = (*faults, LOSS_OF_WHOLE_SEQUENCES)
     raise_if((*world_faults(strategy), *faults))
     mesh = build_mesh(strategy, device)
+    context = context_group(mesh.layout) if strategy.context_parallel_size > 1 else None
     experts = build_expert_grid(strategy, device) if on_expert_grid(model, structure, strategy) else None
     types = tensor_types(options.precision)
     set_matmul_precision(types, device)
@@ -102,7 +107,7 @@ def parallelise(
     layers = layers_of_stages(strategy, structure.num_blocks)
     stages = cut_stages(model, structure, stage_spans(schedule, layers, mesh.coordinate("pp")))
     dropout = LayoutFreeDropout([stage.model for stage in stages], seed=options.seed)
-    recomputed = shape_stages(stages, structure, mesh, experts, strategy, types, dropout)
+    recomputed = shape_stages(stages, structure, mesh, Axes(experts=experts, context=context), strategy, types, dropout)
     if not shards(strategy, types, experts):
         for stage in stages:
             _move(stage, device)
@@ -114,19 +119,37 @@ def parallelise(
         stage.arm()
         splits = recomputed.isdisjoint(stage.modules())
         runners[stage.span.index] = StageRunner(stage=stage, loss=loss, sync=sync, splits_backward=splits)
-    return ParallelModel(mesh=mesh, structure=structure, schedule=schedule, layers=layers, runners=runners, dropout=dropout, types=types)
+    return ParallelModel(
+        mesh=mesh,
+        structure=structure,
+        schedule=schedule,
+        layers=layers,
+        runners=runners,
+        dropout=dropout,
+        types=types,
+        context=context,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """The axes of this rank beside the mesh's, where the strategy has them."""
+
+    experts: ExpertGrid | None = None
+    context: ContextGroup | None = None
 
 
 def shape_stages(
     stages: tuple[PipelineStage, ...],
     structure: ModelStructure,
     mesh: ParallelMesh,
-    experts: ExpertGrid | None,
+    axes: Axes,
     strategy: Strategy,
     types: TensorTypes,
     dropout: LayoutFreeDropout,
 ) -> set[nn.Module]:
-    """Give the stages' parameters their type, split them over tensor and expert axes and make them recompute; the blocks that do."""
+    """Give the stages' parameters their type, split them over the axes and make them recompute; the blocks that do."""
+    experts, context = axes.experts, axes.context
     blocks: dict[int, list[nn.Module]] = {}
     for stage in stages:
         store_parameters(stage, types)
@@ -134,6 +157,8 @@ def shape_stages(
             tensor_parallelize(
                 stage.model, structure, mesh.tensor, sequence_parallel=strategy.sequence_parallel, split_experts=experts is None
             )
+        if context is not None:
+            context_parallelize(stage.model, structure.layout, context)
         if experts is not None:
             expert_parallelize(stage.model, structure.layout, experts.experts, experts.routing)
         blocks[stage.span.model_stage] = list(stage.model.get_submodule(structure.blocks).children())

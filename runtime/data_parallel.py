@@ -111,7 +111,8 @@ def shards(strategy: Strategy, types: TensorTypes, experts: ExpertGrid | None) -
     """Whether the parameters are held by FSDP2. Replicas of tensor- and expert-parallel ones are: buckets hold plain tensors."""
     if types.is_mixed or types.reduced != types.computed or (experts is not None and experts.num_copies > 1):
         return True
-    return strategy.data_parallel_size > 1 and (strategy.zero_stage > 0 or strategy.tensor_parallel_size > 1 or experts is not None)
+    replicas = strategy.data_parallel_size * strategy.context_parallel_size
+    return replicas > 1 and (strategy.zero_stage > 0 or strategy.tensor_parallel_size > 1 or experts is not None)
 
 
 def data_parallelize(
@@ -126,7 +127,7 @@ def data_parallelize(
     if shards(strategy, types, experts):
         _fully_shard(stage, structure, mesh, experts, strategy, types)
         return ShardedSync(stage, strategy.zero_stage)
-    if mesh.data_parallel_size > 1:
+    if mesh.num_replicas > 1:
         # Without shards there is one data axis: dp_replicate.
         return GradientBuckets(stage, mesh.group("dp_replicate"))
     return NoSync()
@@ -152,7 +153,7 @@ def _fully_shard(
     # What the root holds (embeddings, head) is needed again at once, when the backward begins.
     fully_shard(stage, **(options | {"reshard_after_forward": False}))
     assert isinstance(stage, FSDPModule)
-    if mesh.data_parallel_size > 1:
+    if mesh.num_replicas > 1:
         for module in stage.modules():
             if isinstance(module, FSDPModule):
                 _sum_gradients(module)

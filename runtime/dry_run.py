@@ -26,7 +26,8 @@ from autopar.costmodel.spec.schedule import ActionKind, Schedule, build_schedule
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.training import Precision
 
-from .build import shape_stages
+from .build import Axes, shape_stages
+from .context import ContextGroup, context_group
 from .data_parallel import data_parallelize, shards
 from .experts import ExpertGrid, balanced_routes, build_expert_grid, on_expert_grid
 from .loss import build_loss
@@ -99,6 +100,7 @@ def build_rank(
         structure = read_structure(model)
         raise_if(training_faults(model, structure, strategy, global_batch_size=batch.global_batch_size, precision=precision))
         mesh, types = build_mesh(strategy, torch.device("cpu")), tensor_types(precision)
+        context = context_group(mesh.layout) if strategy.context_parallel_size > 1 else None
         experts = build_expert_grid(strategy, mesh.device, balanced_routes) if on_expert_grid(model, structure, strategy) else None
         rank_schedule = build_schedule(
             strategy.pipeline_schedule,
@@ -106,7 +108,9 @@ def build_rank(
             strategy.virtual_pipeline_stages,
             strategy.num_microbatches(batch.global_batch_size),
         )
-        builder = _Builder(structure=structure, strategy=strategy, mesh=mesh, experts=experts, types=types, schedule=rank_schedule)
+        builder = _Builder(
+            structure=structure, strategy=strategy, mesh=mesh, experts=experts, context=context, types=types, schedule=rank_schedule
+        )
         kept, reason = _try_activations(builder, build_model(), batch) if count_activations else (None, "not asked for")
         return _counted(builder, model, rank, kept, reason)
 
@@ -119,6 +123,7 @@ class _Builder:
     strategy: Strategy
     mesh: ParallelMesh
     experts: ExpertGrid | None
+    context: ContextGroup | None
     types: TensorTypes
     schedule: Schedule
 
@@ -127,7 +132,7 @@ class _Builder:
         layers = layers_of_stages(self.strategy, self.structure.num_blocks)
         stages = cut_stages(model, self.structure, stage_spans(self.schedule, layers, self.mesh.coordinate("pp")))
         dropout = LayoutFreeDropout([stage.model for stage in stages], seed=0)
-        shape_stages(stages, self.structure, self.mesh, self.experts, self.strategy, stored, dropout)
+        shape_stages(stages, self.structure, self.mesh, Axes(experts=self.experts, context=self.context), self.strategy, stored, dropout)
         return stages
 
 
@@ -141,7 +146,7 @@ def _counted(builder: _Builder, model: nn.Module, rank: int, activations: int | 
         data_parallelize(stage, builder.structure, builder.mesh, builder.experts, strategy, types)
     parameters = [parameter for stage in stages for parameter in stage.parameters()]
     sharded = sum(_local(parameter).nbytes for parameter in parameters)
-    gathers = shards(strategy, types, builder.experts) and (strategy.data_parallel_size > 1 or types.is_mixed)
+    gathers = shards(strategy, types, builder.experts) and (builder.mesh.num_replicas > 1 or types.is_mixed)
     at_once = whole if strategy.zero_stage < 3 else sum(sorted((count for each in units for count in each), reverse=True)[:2])
     accumulated = whole if strategy.zero_stage < 2 else sum(_local(parameter).numel() for parameter in parameters)
     return RankParts(
@@ -160,6 +165,8 @@ def _counted(builder: _Builder, model: nn.Module, rank: int, activations: int | 
 
 def _coordinates(builder: _Builder, rank: int) -> dict[str, int]:
     dense = {axis: builder.mesh.coordinate(axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
+    if builder.context is not None:
+        dense["cp"] = builder.context.rank
     if builder.experts is None:
         return dense
     expert = builder.mesh.layout.coordinates(rank, expert=True)
@@ -199,6 +206,8 @@ def _try_activations(builder: _Builder, model: nn.Module, batch: DryBatch) -> tu
     """Bytes kept at the fullest moment, or the reason why they cannot be counted: code that needs values has none here."""
     if builder.types.autocast:
         return None, "torch's autocast has no form for tensors without values"
+    if builder.context is not None and _has_mask(model):
+        return None, "Hugging Face's code looks at the values of a mask of split sequences"
     try:
         return _peak_activations(builder, model, batch), ""
     except Exception as error:
@@ -228,6 +237,8 @@ def _kept_by_forward(stage: PipelineStage, loss: Any, builder: _Builder, batch: 
     with mode:
         ids = torch.zeros((rows, columns), dtype=torch.int64)
         inputs = {"input_ids": ids, "labels": ids}
+        if builder.context is not None:
+            inputs, columns = builder.context.batch(inputs, masked=False), columns // builder.context.size
         total = torch.ones((), dtype=torch.int64)
         received = None
         if not stage.span.is_first:
@@ -265,9 +276,14 @@ class _PlainBlock:
 
 def _with_mask(inputs: dict[str, Any], stage: PipelineStage, rows: int, columns: int) -> dict[str, Any]:
     """Hugging Face's mask code looks at values unless it gets a whole mask."""
-    if not hasattr(stage.model, "config") or not hasattr(stage.model, "dtype"):
+    if not _has_mask(stage.model):
         return inputs
     return {**inputs, "attention_mask": torch.zeros((rows, 1, columns, columns), dtype=torch.bool)}
+
+
+def _has_mask(model: nn.Module) -> bool:
+    """Whether ``model`` is Hugging Face's."""
+    return hasattr(model, "config") and hasattr(model, "dtype")
 
 
 def _fullest(schedule: Schedule, rank: int, kept: dict[int, int]) -> int:

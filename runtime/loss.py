@@ -24,6 +24,9 @@ IGNORE_INDEX = -100
 KEEP_LOGITS_SHARDED = "_autopar_keep_logits_sharded"
 """Set on the model whose loss takes vocabulary-parallel logits as they are; others get them gathered."""
 
+SHIFTED_LABELS = "shift_labels"
+"""Key of a batch whose tokens are not all neighbours: what each of them is to predict. Also transformers' name for it."""
+
 Batch = Tensor | Mapping[str, Tensor]
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -63,14 +66,14 @@ class NextTokenLoss:
         self._input_name = _input_name(model)
 
     def count(self, batch: Batch) -> Tensor:
-        return (_labels(batch)[:, 1:] != IGNORE_INDEX).sum()
+        return (_shifted_labels(batch) != IGNORE_INDEX).sum()
 
     def inputs(self, batch: Batch, total: Tensor) -> dict[str, Any]:  # noqa: ARG002
-        return _without(_named(batch, self._input_name), "labels")
+        return _without(_named(batch, self._input_name), "labels", SHIFTED_LABELS)
 
     def share(self, output: Any, batch: Batch, total: Tensor) -> Tensor:
         logits = cast(Tensor, getattr(output, "logits", output))
-        return next_token_loss(logits, _labels(batch), total)
+        return cross_entropy(logits, _shifted_labels(batch)).sum() / total
 
 
 class ModelLoss:
@@ -87,7 +90,7 @@ class ModelLoss:
         self._balance = float(getattr(model, "router_aux_loss_coef", 0.0))
 
     def count(self, batch: Batch) -> Tensor:
-        return (_labels(batch)[:, 1:] != IGNORE_INDEX).sum()
+        return (_shifted_labels(batch) != IGNORE_INDEX).sum()
 
     def inputs(self, batch: Batch, total: Tensor) -> dict[str, Any]:
         named = {**_named(batch, self._input_name), "labels": _labels(batch)}
@@ -243,12 +246,17 @@ def _labels(batch: Batch) -> Tensor:
     return labels
 
 
+def _shifted_labels(batch: Batch) -> Tensor:
+    given = None if isinstance(batch, Tensor) else batch.get(SHIFTED_LABELS)
+    return F.pad(_labels(batch), (0, 1), value=IGNORE_INDEX)[:, 1:] if given is None else given
+
+
 def _named(batch: Batch, input_name: str) -> dict[str, Any]:
     return {input_name: batch} if isinstance(batch, Tensor) else dict(batch)
 
 
-def _without(named: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in named.items() if name != key}
+def _without(named: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {name: value for name, value in named.items() if name not in keys}
 
 
 def _input_name(model: nn.Module) -> str:

@@ -68,13 +68,13 @@ class Attention(nn.Module):
         self.value = nn.Linear(width, kv_width)
         self.output = nn.Linear(width, width)
 
-    def forward(self, x_bsh: Tensor) -> Tensor:
+    def forward(self, x_bsh: Tensor, position_bs: Tensor | None = None) -> Tensor:
         batch, sequence, _ = x_bsh.shape
         query, key, value = (
             projection(x_bsh).view(batch, sequence, -1, self.head_dim).transpose(1, 2) for projection in (self.query, self.key, self.value)
         )
         if self.rotary:
-            query, key = _rotate(query), _rotate(key)
+            query, key = _rotate(query, position_bs), _rotate(key, position_bs)
         dropout_p = self.dropout_p if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True, enable_gqa=True)
         output: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, sequence, -1))
@@ -141,14 +141,14 @@ class Block(nn.Module):
         self.feed_forward = SparseFeedForward(config) if config.num_experts else FeedForward(config)
         self.feed_forward_dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_bsh: Tensor) -> Tensor:
-        x_bsh = x_bsh + self.attention_dropout(self.attention(self.attention_norm(x_bsh)))
+    def forward(self, x_bsh: Tensor, position_bs: Tensor | None = None) -> Tensor:
+        x_bsh = x_bsh + self.attention_dropout(self.attention(self.attention_norm(x_bsh), position_bs))
         output: Tensor = x_bsh + self.feed_forward_dropout(self.feed_forward(self.feed_forward_norm(x_bsh)))
         return output
 
 
 class ReferenceGPT(nn.Module):
-    """Token ids (B, S) to logits (B, S, V)."""
+    """Token ids (B, S), and their positions where they are not 0, 1, …, to logits (B, S, V)."""
 
     def __init__(self, config: ReferenceGPTConfig) -> None:
         super().__init__()
@@ -177,23 +177,28 @@ class ReferenceGPT(nn.Module):
             nn.init.normal_(module.gate_up_proj, std=0.02)
             nn.init.normal_(module.down_proj, std=residual_std)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         x_bsh = self.tokens(input_ids)
         if self.positions is not None:
-            x_bsh = x_bsh + self.positions(torch.arange(input_ids.shape[1], device=input_ids.device))
+            x_bsh = x_bsh + self.positions(_positions(input_ids, 1) if position_ids is None else position_ids)
         x_bsh = self.dropout(x_bsh)
         for block in self.blocks:
-            x_bsh = block(x_bsh)
+            x_bsh = block(x_bsh, position_ids)
         logits: Tensor = self.head(self.norm(x_bsh))
         return logits
 
 
-def _rotate(x_bnsd: Tensor) -> Tensor:
+def _positions(tensor: Tensor, dim: int) -> Tensor:
+    """0, 1, … along ``dim``, one row."""
+    return torch.arange(tensor.shape[dim], device=tensor.device)[None]
+
+
+def _rotate(x_bnsd: Tensor, position_bs: Tensor | None) -> Tensor:
     """Rotary positions over the whole head, base 10,000 (RoFormer, arXiv 2104.09864)."""
     half = x_bnsd.shape[-1] // 2
-    position = torch.arange(x_bnsd.shape[-2], device=x_bnsd.device, dtype=torch.float32)
     frequency = 10_000.0 ** (-torch.arange(half, device=x_bnsd.device, dtype=torch.float32) / half)
-    angle_sd = torch.outer(position, frequency)
-    cos, sin = angle_sd.cos().to(x_bnsd.dtype), angle_sd.sin().to(x_bnsd.dtype)
+    position_bs = _positions(x_bnsd, 2) if position_bs is None else position_bs
+    angle_b1sd = position_bs[:, None, :, None].float() * frequency
+    cos, sin = angle_b1sd.cos().to(x_bnsd.dtype), angle_b1sd.sin().to(x_bnsd.dtype)
     first, second = x_bnsd.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -11,6 +11,7 @@ from autopar.costmodel.spec.schedule import Schedule, build_schedule, schedule_f
 from autopar.costmodel.spec.strategy import Strategy, split_text
 from autopar.costmodel.spec.training import Precision
 
+from .context import context_faults, kind_faults
 from .experts import expert_faults, grid_faults
 from .mesh import shard_faults
 from .pipeline.stage import layers_of_stages, split_faults, stage_spans, stray_parameters
@@ -38,6 +39,7 @@ def training_faults(
     tensor, pipeline = strategy.tensor_parallel_size, strategy.pipeline_parallel_size
     split_experts = strategy.expert_tensor_parallel_size > 1
     faults += tensor_parallel_faults(model, structure, tensor, sequence_parallel=strategy.sequence_parallel, split_experts=split_experts)
+    faults += context_faults(model, structure, strategy)
     if not grid_faults(strategy):
         faults += expert_faults(model, structure, strategy)
     if pipeline > 1 or strategy.virtual_pipeline_stages > 1:
@@ -62,10 +64,7 @@ def batch_faults(strategy: Strategy, global_batch_size: int) -> list[Fault]:
 
 
 def _axes(strategy: Strategy) -> list[Fault]:
-    faults = []
-    field, given = "context_parallel_size", strategy.context_parallel_size
-    if given > 1:
-        faults.append(Fault(field=field, given=str(given), required="this runtime has no context parallel", fix=f"use {field}=1"))
+    faults = kind_faults(strategy)
     counts = strategy.stage_recompute_layers
     if counts and len(counts) != strategy.num_virtual_stages:
         required = f"one entry for each of the {strategy.num_virtual_stages} virtual stages"

@@ -20,9 +20,11 @@ def test_a_plain_plan_has_no_fault() -> None:
     assert unsupported(Strategy()) == ()
 
 
-def test_axes_that_the_runtime_does_not_have() -> None:
+def test_kinds_of_context_parallelism_that_the_runtime_does_not_have() -> None:
     (fault,) = unsupported(Strategy(context_parallel_size=2))
-    assert str(fault).endswith("use context_parallel_size=1")
+    assert str(fault) == (
+        "context_parallel_kind=ring: this runtime gathers keys and values (all_gather); use context_parallel_kind=all_gather"
+    )
 
 
 def test_sequence_parallelism_needs_a_tensor_axis() -> None:
