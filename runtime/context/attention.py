@@ -27,33 +27,58 @@ SEQUENCE_DIM = 2
 
 def context_parallelize(model: nn.Module, family: Family, context: ContextGroup) -> None:
     """Make the attention of every block of ``model`` see all tokens of the group, in place."""
+    masks = Masks()
     for _, block in present_blocks(model, family):
         for region, module in matching_regions(block, family):
             if region.what == "heads":
                 forward = module.forward
-                replace_forward(module, partial(_over_all_tokens, forward, context))
+                replace_forward(module, partial(_over_all_tokens, forward, context, masks))
 
 
-def _over_all_tokens(forward: Any, context: ContextGroup, *args: Any, **kwargs: Any) -> Any:
-    with _Gathered(context):  # here, so that a recomputation comes by it too
+def _over_all_tokens(forward: Any, context: ContextGroup, masks: Masks, *args: Any, **kwargs: Any) -> Any:
+    with _Gathered(context, masks):  # here, so that a recomputation comes by it too
         return forward(*args, **kwargs)
+
+
+class Masks:
+    """The causal masks of one model's attention: (P, seen), added to scores.
+
+    All layers and micro-batches share a part's, in the type of its queries: a kernel would make its own copy of a bool one each
+    time, and keep it for its backward, P times as large as a layer's keys.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
+
+    def causal(self, like: Tensor, seen: int) -> Tensor:
+        """For the last of ``seen`` tokens as queries ``like`` (B, N, P, D)."""
+        length = like.shape[SEQUENCE_DIM]
+        key = (length, seen, like.dtype, like.device)
+        if key not in self._made:
+            shorter = [made for made in self._made if made[0] != length]
+            for made in shorter:  # of batches of another length, which may not come again
+                del self._made[made]
+            hidden = torch.ones(length, seen, dtype=torch.bool, device=like.device).triu(seen - length + 1)
+            self._made[key] = torch.zeros(length, seen, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
+        return self._made[key]
 
 
 class _Gathered(TorchFunctionMode):
     """Sends a module's causal attention over its own tokens to :func:`causal_attention`."""
 
-    def __init__(self, context: ContextGroup) -> None:
+    def __init__(self, context: ContextGroup, masks: Masks) -> None:
         super().__init__()
-        self._context = context
+        self._context, self._masks = context, masks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
-            return causal_attention(self._context, *args, **(kwargs or {}))
+            return causal_attention(self._context, self._masks, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
 def causal_attention(
     context: ContextGroup,
+    masks: Masks,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -76,9 +101,8 @@ def causal_attention(
     keys, values = (_in_order(gather_shards(x, SEQUENCE_DIM, context.group), order) for x in (key, value))
     outputs = []
     for part, own in zip(context.parts, query.chunk(2, SEQUENCE_DIM), strict=True):
-        length = own.shape[SEQUENCE_DIM]
-        seen = (part + 1) * length
-        mask = torch.ones(length, seen, dtype=torch.bool, device=own.device).tril(seen - length)
+        seen = (part + 1) * own.shape[SEQUENCE_DIM]
+        mask = masks.causal(own, seen)
         seen_keys, seen_values = (x.narrow(SEQUENCE_DIM, 0, seen) for x in (keys, values))
         outputs.append(F.scaled_dot_product_attention(own, seen_keys, seen_values, attn_mask=mask, scale=scale, enable_gqa=enable_gqa))
     return torch.cat(outputs, SEQUENCE_DIM)

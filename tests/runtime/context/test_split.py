@@ -13,7 +13,7 @@ from torch import Tensor
 from autopar.costmodel.spec.errors import InvalidInputError
 from autopar.costmodel.spec.layout import RankLayout
 from autopar.costmodel.spec.strategy import Strategy
-from autopar.runtime.context.attention import causal_attention
+from autopar.runtime.context.attention import Masks, causal_attention
 from autopar.runtime.context.split import ContextGroup, context_group
 from autopar.runtime.loss import IGNORE_INDEX, SHIFTED_LABELS
 from tests.runtime.processes import run_ranks
@@ -67,7 +67,7 @@ def test_attention_and_its_gradients_are_those_of_whole_sequences(ranks: int) ->
     def part(rank: int) -> list[Tensor]:
         context = ContextGroup(group=dist.group.WORLD, rank=rank, size=ranks)  # type: ignore[arg-type]
         own = [_of_rank(context, tensor).requires_grad_() for tensor in (query, key, value)]
-        output = causal_attention(context, *own, is_causal=True, scale=0.3, enable_gqa=True)
+        output = causal_attention(context, Masks(), *own, is_causal=True, scale=0.3, enable_gqa=True)
         output.backward(_of_rank(context, grad))  # type: ignore[no-untyped-call]
         return [output.detach(), *(tensor.grad for tensor in own if tensor.grad is not None)]
 
@@ -91,7 +91,7 @@ def test_attention_and_its_gradients_are_those_of_whole_sequences(ranks: int) ->
 def test_other_attention_is_refused(options: dict[str, object], said: str) -> None:
     tensor = torch.zeros(1, 1, 4, 2)
     with pytest.raises(InvalidInputError, match=f"context_parallel_size={said}: .*plain causal"):
-        causal_attention(place(0, 2), tensor, tensor, tensor, **options)  # type: ignore[arg-type]
+        causal_attention(place(0, 2), Masks(), tensor, tensor, tensor, **options)  # type: ignore[arg-type]
 
 
 def _of_rank(context: ContextGroup, tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from autopar.costmodel.spec.strategy import Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, Strategy
 from autopar.runtime.engine import Engine, build_engine
 from autopar.runtime.tensor.fused import fused_layouts
 from tests.runtime.models import batches, tiny
@@ -22,7 +22,7 @@ READ = (
     Strategy(),
     Strategy(data_parallel_size=4, expert_parallel_size=4),
     Strategy(data_parallel_size=4, expert_parallel_size=2, zero_stage=3),
-    Strategy(data_parallel_size=4, zero_stage=3),
+    Strategy(data_parallel_size=2, context_parallel_size=2, context_parallel_kind=ContextParallelKind.ALL_GATHER, zero_stage=3),
     Strategy(tensor_parallel_size=2, sequence_parallel=True, expert_parallel_size=2, pipeline_parallel_size=2),
     Strategy(tensor_parallel_size=2, sequence_parallel=True, expert_tensor_parallel_size=2, data_parallel_size=2, zero_stage=1),
 )
