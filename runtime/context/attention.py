@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError
@@ -41,10 +42,11 @@ def _over_all_tokens(forward: Any, context: ContextGroup, masks: Masks, *args: A
 
 
 class Masks:
-    """The causal masks of one model's attention: (P, seen), added to scores.
+    """The causal masks of one model's attention: (P, seen).
 
-    All layers and micro-batches share a part's, in the type of its queries: a kernel would make its own copy of a bool one each
-    time, and keep it for its backward, P times as large as a layer's keys.
+    On GPUs torch's own description of one, which its flash kernels take without a tensor. Elsewhere a tensor that is added to scores,
+    which all layers and micro-batches share, in the type of the queries: a kernel would make its own copy of a bool one each time, and
+    keep it for its backward, P times as large as a layer's keys.
     """
 
     def __init__(self) -> None:
@@ -53,6 +55,8 @@ class Masks:
     def causal(self, like: Tensor, seen: int) -> Tensor:
         """For the last of ``seen`` tokens as queries ``like`` (B, N, P, D)."""
         length = like.shape[SEQUENCE_DIM]
+        if has_flash_kernel(like):
+            return causal_lower_right(length, seen)
         key = (length, seen, like.dtype, like.device)
         if key not in self._made:
             shorter = [made for made in self._made if made[0] != length]
@@ -61,6 +65,10 @@ class Masks:
             hidden = torch.ones(length, seen, dtype=torch.bool, device=like.device).triu(seen - length + 1)
             self._made[key] = torch.zeros(length, seen, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
         return self._made[key]
+
+
+def has_flash_kernel(queries: Tensor) -> bool:
+    return queries.is_cuda and queries.dtype in (torch.bfloat16, torch.float16)
 
 
 class _Gathered(TorchFunctionMode):

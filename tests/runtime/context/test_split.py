@@ -57,9 +57,10 @@ def test_groups_are_those_of_the_rank_layout() -> None:
         assert index == layout.coordinates(rank)["cp"]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_attention_and_its_gradients_are_those_of_whole_sequences(ranks: int) -> None:
-    """With grouped heads and a scale of the caller's."""
+@pytest.mark.parametrize(("ranks", "flash"), [(2, False), (3, False), (2, True)])
+def test_attention_and_its_gradients_are_those_of_whole_sequences(ranks: int, flash: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With grouped heads and a scale of the caller's; on a CPU torch makes a tensor of the mask that flash kernels do without."""
+    monkeypatch.setattr("autopar.runtime.context.attention.has_flash_kernel", lambda _: flash)
     generator = torch.Generator().manual_seed(1)
     shapes = ((2, 4, 12, 8), (2, 2, 12, 8), (2, 2, 12, 8))
     query, key, value, grad = (torch.randn(shape, generator=generator) for shape in (*shapes, shapes[0]))
