@@ -26,10 +26,9 @@ from autopar.costmodel.spec.schedule import ActionKind, Schedule, build_schedule
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.training import Precision
 
-from .build import Axes, shape_stages
-from .context import ContextGroup, context_group
+from .build import Axes, build_axes, shape_stages
 from .data_parallel import data_parallelize, shards
-from .experts import ExpertGrid, balanced_routes, build_expert_grid, on_expert_grid
+from .experts import balanced_routes
 from .loss import build_loss
 from .mesh import ParallelMesh, build_mesh
 from .pipeline.absent import Boundary, PassedBlock
@@ -100,17 +99,14 @@ def build_rank(
         structure = read_structure(model)
         raise_if(training_faults(model, structure, strategy, global_batch_size=batch.global_batch_size, precision=precision))
         mesh, types = build_mesh(strategy, torch.device("cpu")), tensor_types(precision)
-        context = context_group(mesh.layout) if strategy.context_parallel_size > 1 else None
-        experts = build_expert_grid(strategy, mesh.device, balanced_routes) if on_expert_grid(model, structure, strategy) else None
+        axes = build_axes(model, structure, strategy, mesh, balanced_routes)
         rank_schedule = build_schedule(
             strategy.pipeline_schedule,
             strategy.pipeline_parallel_size,
             strategy.virtual_pipeline_stages,
             strategy.num_microbatches(batch.global_batch_size),
         )
-        builder = _Builder(
-            structure=structure, strategy=strategy, mesh=mesh, experts=experts, context=context, types=types, schedule=rank_schedule
-        )
+        builder = _Builder(structure=structure, strategy=strategy, mesh=mesh, axes=axes, types=types, schedule=rank_schedule)
         kept, reason = _try_activations(builder, build_model(), batch) if count_activations else (None, "not asked for")
         return _counted(builder, model, rank, kept, reason)
 
@@ -122,8 +118,7 @@ class _Builder:
     structure: ModelStructure
     strategy: Strategy
     mesh: ParallelMesh
-    experts: ExpertGrid | None
-    context: ContextGroup | None
+    axes: Axes
     types: TensorTypes
     schedule: Schedule
 
@@ -132,7 +127,7 @@ class _Builder:
         layers = layers_of_stages(self.strategy, self.structure.num_blocks)
         stages = cut_stages(model, self.structure, stage_spans(self.schedule, layers, self.mesh.coordinate("pp")))
         dropout = LayoutFreeDropout([stage.model for stage in stages], seed=0)
-        shape_stages(stages, self.structure, self.mesh, Axes(experts=self.experts, context=self.context), self.strategy, stored, dropout)
+        shape_stages(stages, self.structure, self.mesh, self.axes, self.strategy, stored, dropout)
         return stages
 
 
@@ -143,10 +138,10 @@ def _counted(builder: _Builder, model: nn.Module, rank: int, activations: int | 
     units = [_local_elements(_unit_parameters(stage, builder.structure)) for stage in stages]
     whole = sum(sum(each) for each in units)
     for stage in stages:
-        data_parallelize(stage, builder.structure, builder.mesh, builder.experts, strategy, types)
+        data_parallelize(stage, builder.structure, builder.mesh, builder.axes.experts, strategy, types)
     parameters = [parameter for stage in stages for parameter in stage.parameters()]
     sharded = sum(_local(parameter).nbytes for parameter in parameters)
-    gathers = shards(strategy, types, builder.experts) and (builder.mesh.num_replicas > 1 or types.is_mixed)
+    gathers = shards(strategy, types, builder.axes.experts) and (builder.mesh.num_replicas > 1 or types.is_mixed)
     at_once = whole if strategy.zero_stage < 3 else sum(sorted((count for each in units for count in each), reverse=True)[:2])
     accumulated = whole if strategy.zero_stage < 2 else sum(_local(parameter).numel() for parameter in parameters)
     return RankParts(
@@ -165,9 +160,9 @@ def _counted(builder: _Builder, model: nn.Module, rank: int, activations: int | 
 
 def _coordinates(builder: _Builder, rank: int) -> dict[str, int]:
     dense = {axis: builder.mesh.coordinate(axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
-    if builder.context is not None:
-        dense["cp"] = builder.context.rank
-    if builder.experts is None:
+    if builder.axes.context is not None:
+        dense["cp"] = builder.axes.context.rank
+    if builder.axes.experts is None:
         return dense
     expert = builder.mesh.layout.coordinates(rank, expert=True)
     return dense | {axis: expert[axis] for axis in ("edp", "ep")}
@@ -206,7 +201,7 @@ def _try_activations(builder: _Builder, model: nn.Module, batch: DryBatch) -> tu
     """Bytes kept at the fullest moment, or the reason why they cannot be counted: code that needs values has none here."""
     if builder.types.autocast:
         return None, "torch's autocast has no form for tensors without values"
-    if builder.context is not None and _has_mask(model):
+    if builder.axes.context is not None and _has_mask(model):
         return None, "Hugging Face's code looks at the values of a mask of split sequences"
     try:
         return _peak_activations(builder, model, batch), ""
@@ -237,8 +232,8 @@ def _kept_by_forward(stage: PipelineStage, loss: Any, builder: _Builder, batch: 
     with mode:
         ids = torch.zeros((rows, columns), dtype=torch.int64)
         inputs = {"input_ids": ids, "labels": ids}
-        if builder.context is not None:
-            inputs, columns = builder.context.batch(inputs, masked=False), columns // builder.context.size
+        if builder.axes.context is not None:
+            inputs, columns = builder.axes.context.batch(inputs, masked=False), columns // builder.axes.context.size
         total = torch.ones((), dtype=torch.int64)
         received = None
         if not stage.span.is_first:

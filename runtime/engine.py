@@ -151,7 +151,7 @@ class Engine:
         multiple = self.strategy.micro_batch_size * (1 if local_batch else ranks)
         given = expected if expected is None or not local_batch else expected // ranks
         faults = batch_faults(batch, given, multiple)
-        if self._parallel.context is not None and not faults:
+        if self._parallel.axes.context is not None and not faults:
             faults += context_sequence_faults(batch, _sequence_length(batch), self.strategy, self.model_parts[0])
         elif self.strategy.sequence_parallel and not faults:
             faults += sequence_faults(_sequence_length(batch), self.strategy.tensor_parallel_size)
@@ -173,7 +173,7 @@ class Engine:
 
     def _own_tokens(self, share: Batch) -> Batch:
         """This rank's tokens of the sequences that it shares with its context-parallel group."""
-        context = self._parallel.context
+        context = self._parallel.axes.context
         if context is None:
             return share
         return context.batch(share, masked=MASK in inspect.signature(type(self.model_parts[0]).forward).parameters)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.strategy import ContextParallelKind, Strategy
-from autopar.runtime.loss import Batch
+from autopar.runtime.loss import Batch, LossFunction
 from autopar.runtime.structure import ModelStructure
 
 from .split import MASK
@@ -16,13 +16,6 @@ from .split import MASK
 FIELD = "context_parallel_size"
 DROPOUTS = ("attention_dropout", "attn_pdrop", "dropout_p", "hidden_dropout")
 """Attributes in which attention modules keep their rate of dropout."""
-
-LOSS_OF_WHOLE_SEQUENCES = Fault(
-    field="loss_fn",
-    given="a function",
-    required="a function of whole sequences, of which context-parallel ranks have parts",
-    fix=f"leave it out (the model's own loss, or next-token loss), or use {FIELD}=1",
-)
 
 
 def kind_faults(strategy: Strategy) -> list[Fault]:
@@ -41,6 +34,15 @@ def context_faults(model: nn.Module, structure: ModelStructure, strategy: Strate
         return []
     reasons = [*_attention_reasons(model, structure), *_dropout_reasons(model)]
     return [Fault(field=FIELD, given=str(size), required=required, fix=fix) for required, fix in reasons]
+
+
+def loss_faults(loss_fn: LossFunction | None, strategy: Strategy) -> list[Fault]:
+    """A user's loss is of whole sequences, with their labels."""
+    if loss_fn is None or strategy.context_parallel_size == 1:
+        return []
+    required = "a function of whole sequences, of which context-parallel ranks have parts"
+    fix = f"leave it out (the model's own loss, or next-token loss), or use {FIELD}=1"
+    return [Fault(field="loss_fn", given="a function", required=required, fix=fix)]
 
 
 def _attention_reasons(model: nn.Module, structure: ModelStructure) -> Iterator[tuple[str, str]]:
