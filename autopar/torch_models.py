@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnavailableError
-from autopar.costmodel.spec.model import ModelSpec, Norm, PositionEmbedding
+from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
 from autopar.runtime.reference_gpt import ReferenceGPT, ReferenceGPTConfig
 from autopar.runtime.structure import read_structure
 
@@ -68,16 +68,17 @@ def model_faults(planned: ModelSpec, given: ModelSpec) -> tuple[Fault, ...]:
 
 
 def build_model(spec: ModelSpec, *, sequence_length: int) -> BuiltModel:
-    """A module of the shape ``spec`` on the meta device: the reference GPT, or Hugging Face's Llama where the shape is one.
+    """A module of the shape ``spec`` on the meta device: the reference GPT, or Hugging Face's Llama or Mixtral where the shape is one.
 
     Raises:
-        InvalidInputError: neither has this shape (experts, latent attention).
+        InvalidInputError: none has this shape (latent attention, experts in some of the layers or beside a shared one).
     """
-    if spec.moe is not None or spec.latent_attention is not None:
-        what = "experts" if spec.moe is not None else "latent attention"
+    if (lacking := _not_built_in(spec)) is not None:
         raise InvalidInputError(
-            Fault(field="model", given=spec.name, required=f"no model with {what} is built in", fix="pass one with --model FOLDER")
+            Fault(field="model", given=spec.name, required=f"no model with {lacking} is built in", fix="pass one with --model FOLDER")
         )
+    if spec.moe is not None and _transformers() is not None:
+        return _mixtral(spec, spec.moe, sequence_length)
     if spec.gated_mlp and _transformers() is not None:
         return _llama(spec, sequence_length)
     return _reference(spec, sequence_length)
@@ -100,6 +101,20 @@ def read_hugging_face(path: Path) -> BuiltModel:
     return BuiltModel(module=_from_config(config), spec=spec)
 
 
+def _not_built_in(spec: ModelSpec) -> str | None:
+    """What of ``spec`` no model here has."""
+    moe = spec.moe
+    if spec.latent_attention is not None:
+        return "latent attention"
+    if moe is None:
+        return None
+    if moe.shared_expert_ffn_hidden_size:
+        return "a shared expert"
+    if spec.num_dense_layers:
+        return "experts in some layers alone"
+    return None if spec.gated_mlp else "experts that are not gated"
+
+
 def _reference(spec: ModelSpec, sequence_length: int) -> BuiltModel:
     config = ReferenceGPTConfig(
         vocab_size=spec.vocab_size,
@@ -107,8 +122,10 @@ def _reference(spec: ModelSpec, sequence_length: int) -> BuiltModel:
         hidden_size=spec.hidden_size,
         num_attention_heads=spec.num_attention_heads,
         num_key_value_heads=spec.num_key_value_heads,
-        ffn_hidden_size=spec.ffn_hidden_size,
+        ffn_hidden_size=spec.moe.ffn_hidden_size if spec.moe else spec.ffn_hidden_size,
         max_position_embeddings=max(spec.max_position_embeddings, sequence_length),
+        num_experts=spec.moe.num_experts if spec.moe else 0,
+        experts_per_token=spec.moe.experts_per_token if spec.moe else 1,
         rotary=spec.position_embedding is not PositionEmbedding.LEARNED,
         tied_embeddings=spec.tied_embeddings,
     )
@@ -138,10 +155,37 @@ def _llama(spec: ModelSpec, sequence_length: int) -> BuiltModel:
         mlp_bias=spec.mlp_bias,
         use_cache=False,
     )
+    return _in_shape_of(spec, config, "Llama")
+
+
+def _mixtral(spec: ModelSpec, moe: MixtureOfExperts, sequence_length: int) -> BuiltModel:
+    transformers = _transformers()
+    assert transformers is not None
+    config = transformers.MixtralConfig(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=moe.ffn_hidden_size,
+        num_local_experts=moe.num_experts,
+        num_experts_per_tok=moe.experts_per_token,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_attention_heads,
+        num_key_value_heads=spec.num_key_value_heads,
+        head_dim=spec.head_dim,
+        max_position_embeddings=max(spec.max_position_embeddings, sequence_length),
+        tie_word_embeddings=spec.tied_embeddings,
+        sliding_window=None,
+        use_cache=False,
+    )
+    return _in_shape_of(spec, config, "Mixtral")
+
+
+def _in_shape_of(spec: ModelSpec, config: Any, kind: str) -> BuiltModel:
     model = _from_config(config)
     built = replace(spec_of(model), name=spec.name)
+    if not spec.num_dense_layers:
+        built = replace(built, ffn_hidden_size=spec.ffn_hidden_size)  # of dense layers, which there are none of
     plain = spec.norm is Norm.RMS_NORM and built.qkv_bias == spec.qkv_bias and not spec.qk_norm
-    notes = (f"model: Hugging Face's Llama in the shape of {spec.name}",)
+    notes = (f"model: Hugging Face's {kind} in the shape of {spec.name}",)
     return BuiltModel(module=model, spec=built, notes=notes if plain else (notes[0] + ", without its biases and extra norms",))
 
 

@@ -123,6 +123,7 @@ class FrameworkColumns:
     gated_tensors_kept: Floats
     rms_norm_copies_kept: Floats
     gathered_inputs_kept: Floats
+    gathered_context_kept: Floats
     query_copies_kept: Floats
     logits_bytes: Floats
     vocab_padding_multiple: Floats

@@ -14,7 +14,7 @@ import numpy as np
 from .columns import Floats, StrategyColumns
 from .inputs import Inputs
 from .operators import score_elements
-from .sharding import LocalParameters, Shard
+from .sharding import ALL_GATHER, LocalParameters, Shard
 
 STATISTIC_BYTES = 4
 """Norm statistics, log-sum-exp and rotary tables stay in fp32."""
@@ -38,6 +38,7 @@ def attention_activations(inputs: Inputs, shard: Shard) -> tuple[Floats, Floats]
     stay as views of one product). Latent attention keeps q, k, v, their up-projections and its compressed tensors with
     their norms. Unfused attention keeps softmax output and, with dropout, its mask and result: 5 bytes a score at 2
     bytes a value. With dropout, plain heads and no rotary it is table 2 of Korthikanti 2022 to the byte, statistics aside.
+    Context parallelism by all-gather keeps the other ranks' keys and values too, where the framework does not gather them again.
     """
     model, framework, e = inputs.model, inputs.framework, inputs.training.activation_bytes
     queries = shard.local_heads * model.qk_head_dim
@@ -48,6 +49,9 @@ def attention_activations(inputs: Inputs, shard: Shard) -> tuple[Floats, Floats]
     latent = 3 * (queries + values)
     width = np.where(model.latent > 0, latent, plain)
     compressed = model.latent * (2 * model.query_lora_rank + 2 * model.kv_lora_rank + model.rope_head_dim)
+    if np.any(shard.cp > 1):
+        gathers = framework.gathered_context_kept * (shard.cp > 1) * (shard.cp_kind == ALL_GATHER)
+        width = width + gathers * (2 * kv * (shard.cp - 1) + values)
     outer = block_ends(inputs, shard) + shard.norm_tokens * e * compressed
     statistics = STATISTIC_BYTES * shard.local_heads * framework.fused_attention
     scores = score_elements(inputs, shard) * (1 - framework.fused_attention) * (e + framework.dropout * (e + 1))

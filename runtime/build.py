@@ -13,7 +13,9 @@ from autopar.costmodel.spec.schedule import Schedule, build_schedule
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.training import PRECISIONS, Precision
 
+from .context import ContextGroup, context_group, context_parallelize, loss_faults
 from .data_parallel import data_parallelize, shards
+from .experts import ExpertGrid, Routing, build_expert_grid, exchanged_routes, expert_parallelize, on_expert_grid
 from .loss import LossFunction, build_loss
 from .mesh import ParallelMesh, build_mesh, ensure_process_group, world_faults
 from .pipeline.executor import StageRunner
@@ -47,6 +49,7 @@ class ParallelModel:
     """One rank's part of a model, ready to run."""
 
     mesh: ParallelMesh
+    axes: Axes
     structure: ModelStructure
     schedule: Schedule
     layers: tuple[int, ...]
@@ -55,6 +58,24 @@ class ParallelModel:
     """By virtual stage."""
     dropout: LayoutFreeDropout
     types: TensorTypes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """The axes of this rank beside the mesh's, where the strategy has them."""
+
+    experts: ExpertGrid | None = None
+    context: ContextGroup | None = None
+
+
+def build_axes(
+    model: nn.Module, structure: ModelStructure, strategy: Strategy, mesh: ParallelMesh, routing: Routing = exchanged_routes
+) -> Axes:
+    """The further axes of ``strategy`` on the ranks of ``mesh``, whose groups all ranks of the job make together; the model is whole."""
+    return Axes(
+        context=context_group(mesh.layout) if strategy.context_parallel_size > 1 else None,
+        experts=build_expert_grid(strategy, mesh.device, routing) if on_expert_grid(model, structure, strategy) else None,
+    )
 
 
 def default_device() -> torch.device:
@@ -85,8 +106,9 @@ def parallelise(
     ensure_process_group(device)
     structure = read_structure(model)
     faults = training_faults(model, structure, strategy, global_batch_size=global_batch_size, precision=options.precision)
-    raise_if((*world_faults(strategy), *faults))
+    raise_if((*world_faults(strategy), *faults, *loss_faults(loss_fn, strategy)))
     mesh = build_mesh(strategy, device)
+    axes = build_axes(model, structure, strategy, mesh)
     types = tensor_types(options.precision)
     set_matmul_precision(types, device)
     _turn_off_cache(model)
@@ -100,11 +122,11 @@ def parallelise(
     layers = layers_of_stages(strategy, structure.num_blocks)
     stages = cut_stages(model, structure, stage_spans(schedule, layers, mesh.coordinate("pp")))
     dropout = LayoutFreeDropout([stage.model for stage in stages], seed=options.seed)
-    recomputed = shape_stages(stages, structure, mesh, strategy, types, dropout)
-    if not shards(strategy, types):
+    recomputed = shape_stages(stages, structure, mesh, axes, strategy, types, dropout)
+    if not shards(strategy, types, axes.experts):
         for stage in stages:
             _move(stage, device)
-    syncs = [data_parallelize(stage, structure, mesh, strategy, types) for stage in stages]
+    syncs = [data_parallelize(stage, structure, mesh, axes.experts, strategy, types) for stage in stages]
     weights.give_to([stage.model for stage in stages], device=device)
     runners = {}
     for stage, sync in zip(stages, syncs, strict=True):
@@ -112,23 +134,32 @@ def parallelise(
         stage.arm()
         splits = recomputed.isdisjoint(stage.modules())
         runners[stage.span.index] = StageRunner(stage=stage, loss=loss, sync=sync, splits_backward=splits)
-    return ParallelModel(mesh=mesh, structure=structure, schedule=schedule, layers=layers, runners=runners, dropout=dropout, types=types)
+    return ParallelModel(
+        mesh=mesh, axes=axes, structure=structure, schedule=schedule, layers=layers, runners=runners, dropout=dropout, types=types
+    )
 
 
 def shape_stages(
     stages: tuple[PipelineStage, ...],
     structure: ModelStructure,
     mesh: ParallelMesh,
+    axes: Axes,
     strategy: Strategy,
     types: TensorTypes,
     dropout: LayoutFreeDropout,
 ) -> set[nn.Module]:
-    """Give the stages' parameters their type, split them over the tensor axis and make them recompute; the blocks that do."""
+    """Give the stages' parameters their type, split them over the axes and make them recompute; the blocks that do."""
     blocks: dict[int, list[nn.Module]] = {}
     for stage in stages:
         store_parameters(stage, types)
         if strategy.tensor_parallel_size > 1:
-            tensor_parallelize(stage.model, structure, mesh.tensor, sequence_parallel=strategy.sequence_parallel)
+            tensor_parallelize(
+                stage.model, structure, mesh.tensor, sequence_parallel=strategy.sequence_parallel, split_experts=axes.experts is None
+            )
+        if axes.context is not None:
+            context_parallelize(stage.model, structure.layout, axes.context)
+        if axes.experts is not None:
+            expert_parallelize(stage.model, structure.layout, axes.experts.experts, axes.experts.routing)
         blocks[stage.span.model_stage] = list(stage.model.get_submodule(structure.blocks).children())
     return apply_recompute(blocks, strategy, dropout.recompute_contexts)
 

@@ -10,6 +10,7 @@ The losses of micro-batches are shares of the global mean, so gradients are summ
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import nn
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from autopar.costmodel.spec.strategy import Strategy
 
+from .experts import ExpertGrid, stacked_experts
 from .gradient_buckets import GradientBuckets
 from .mesh import ParallelMesh
 from .pipeline.stage import PipelineStage
@@ -105,42 +107,72 @@ class ShardedSync:
         self._stage.set_is_last_backward(last)
 
 
-def shards(strategy: Strategy, types: TensorTypes) -> bool:
-    """Whether the parameters are held by FSDP2. Replicas of tensor-parallel ones are: buckets hold plain tensors."""
-    if types.is_mixed or types.reduced != types.computed:
+def shards(strategy: Strategy, types: TensorTypes, experts: ExpertGrid | None) -> bool:
+    """Whether the parameters are held by FSDP2. Replicas of tensor- and expert-parallel ones are: buckets hold plain tensors."""
+    if types.is_mixed or types.reduced != types.computed or (experts is not None and experts.num_copies > 1):
         return True
-    return strategy.data_parallel_size > 1 and (strategy.zero_stage > 0 or strategy.tensor_parallel_size > 1)
+    replicas = strategy.data_parallel_size * strategy.context_parallel_size
+    return replicas > 1 and (strategy.zero_stage > 0 or strategy.tensor_parallel_size > 1 or experts is not None)
 
 
 def data_parallelize(
-    stage: PipelineStage, structure: ModelStructure, mesh: ParallelMesh, strategy: Strategy, types: TensorTypes
+    stage: PipelineStage,
+    structure: ModelStructure,
+    mesh: ParallelMesh,
+    experts: ExpertGrid | None,
+    strategy: Strategy,
+    types: TensorTypes,
 ) -> GradientSync:
     """Shard or replicate the parameters of ``stage``, which are cut, tensor-sharded and recomputed already. In place."""
-    if shards(strategy, types):
-        _fully_shard(stage, structure, mesh, strategy, types)
+    if shards(strategy, types, experts):
+        _fully_shard(stage, structure, mesh, experts, strategy, types)
         return ShardedSync(stage, strategy.zero_stage)
-    if mesh.data_parallel_size > 1:
+    if mesh.num_replicas > 1:
         # Without shards there is one data axis: dp_replicate.
         return GradientBuckets(stage, mesh.group("dp_replicate"))
     return NoSync()
 
 
-def _fully_shard(stage: PipelineStage, structure: ModelStructure, mesh: ParallelMesh, strategy: Strategy, types: TensorTypes) -> None:
+def _fully_shard(
+    stage: PipelineStage,
+    structure: ModelStructure,
+    mesh: ParallelMesh,
+    experts: ExpertGrid | None,
+    strategy: Strategy,
+    types: TensorTypes,
+) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=types.computed if types.is_mixed else None, reduce_dtype=types.reduced if types.reduced != types.computed else None
     )
     options: dict[str, Any] = {"mesh": _sharding_mesh(mesh), "mp_policy": policy, "reshard_after_forward": strategy.zero_stage >= 3}
+    if experts is not None:
+        _shard_experts(stage, structure, experts, options)
     blocks = stage.model.get_submodule(structure.blocks)
     for block in blocks.children():
         fully_shard(block, **options)
     # What the root holds (embeddings, head) is needed again at once, when the backward begins.
     fully_shard(stage, **(options | {"reshard_after_forward": False}))
     assert isinstance(stage, FSDPModule)
-    if mesh.data_parallel_size > 1:
+    if mesh.num_replicas > 1:
         for module in stage.modules():
             if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
+                _sum_gradients(module)
+
+
+def _shard_experts(stage: PipelineStage, structure: ModelStructure, grid: ExpertGrid, options: dict[str, Any]) -> None:
+    """Experts over the ranks that hold the same ones; before the blocks around them, which take what is left."""
+    # Their input is in the block's type already, and routing weights stay in the router's.
+    policy = replace(options["mp_policy"], cast_forward_inputs=False)
+    for _, module in stacked_experts(stage.model, structure.layout):
+        fully_shard(module, **(options | {"mesh": grid.sharding, "mp_policy": policy, "shard_placement_fn": grid.placement}))
+        assert isinstance(module, FSDPModule)
+        if grid.num_copies > 1:
+            _sum_gradients(module)
+
+
+def _sum_gradients(module: FSDPModule) -> None:
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
 
 
 def _sharding_mesh(mesh: ParallelMesh) -> DeviceMesh:

@@ -26,8 +26,9 @@ from autopar.costmodel.spec.schedule import ActionKind, Schedule, build_schedule
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.training import Precision
 
-from .build import shape_stages
+from .build import Axes, build_axes, shape_stages
 from .data_parallel import data_parallelize, shards
+from .experts import balanced_routes
 from .loss import build_loss
 from .mesh import ParallelMesh, build_mesh
 from .pipeline.absent import Boundary, PassedBlock
@@ -52,7 +53,7 @@ class RankParts:
 
     rank: int
     coordinates: dict[str, int]
-    """Its index on each axis of the mesh."""
+    """Its index on each axis of the mesh, and of the expert grid where it has one."""
     layers: tuple[tuple[int, int], ...]
     """``(first, last + 1)`` blocks of each of its virtual stages."""
     num_parameters: int
@@ -98,13 +99,14 @@ def build_rank(
         structure = read_structure(model)
         raise_if(training_faults(model, structure, strategy, global_batch_size=batch.global_batch_size, precision=precision))
         mesh, types = build_mesh(strategy, torch.device("cpu")), tensor_types(precision)
+        axes = build_axes(model, structure, strategy, mesh, balanced_routes)
         rank_schedule = build_schedule(
             strategy.pipeline_schedule,
             strategy.pipeline_parallel_size,
             strategy.virtual_pipeline_stages,
             strategy.num_microbatches(batch.global_batch_size),
         )
-        builder = _Builder(structure=structure, strategy=strategy, mesh=mesh, types=types, schedule=rank_schedule)
+        builder = _Builder(structure=structure, strategy=strategy, mesh=mesh, axes=axes, types=types, schedule=rank_schedule)
         kept, reason = _try_activations(builder, build_model(), batch) if count_activations else (None, "not asked for")
         return _counted(builder, model, rank, kept, reason)
 
@@ -116,6 +118,7 @@ class _Builder:
     structure: ModelStructure
     strategy: Strategy
     mesh: ParallelMesh
+    axes: Axes
     types: TensorTypes
     schedule: Schedule
 
@@ -124,7 +127,7 @@ class _Builder:
         layers = layers_of_stages(self.strategy, self.structure.num_blocks)
         stages = cut_stages(model, self.structure, stage_spans(self.schedule, layers, self.mesh.coordinate("pp")))
         dropout = LayoutFreeDropout([stage.model for stage in stages], seed=0)
-        shape_stages(stages, self.structure, self.mesh, self.strategy, stored, dropout)
+        shape_stages(stages, self.structure, self.mesh, self.axes, self.strategy, stored, dropout)
         return stages
 
 
@@ -135,15 +138,15 @@ def _counted(builder: _Builder, model: nn.Module, rank: int, activations: int | 
     units = [_local_elements(_unit_parameters(stage, builder.structure)) for stage in stages]
     whole = sum(sum(each) for each in units)
     for stage in stages:
-        data_parallelize(stage, builder.structure, builder.mesh, strategy, types)
+        data_parallelize(stage, builder.structure, builder.mesh, builder.axes.experts, strategy, types)
     parameters = [parameter for stage in stages for parameter in stage.parameters()]
     sharded = sum(_local(parameter).nbytes for parameter in parameters)
-    gathers = shards(strategy, types) and (strategy.data_parallel_size > 1 or types.is_mixed)
+    gathers = shards(strategy, types, builder.axes.experts) and (builder.mesh.num_replicas > 1 or types.is_mixed)
     at_once = whole if strategy.zero_stage < 3 else sum(sorted((count for each in units for count in each), reverse=True)[:2])
     accumulated = whole if strategy.zero_stage < 2 else sum(_local(parameter).numel() for parameter in parameters)
     return RankParts(
         rank=rank,
-        coordinates={axis: builder.mesh.coordinate(axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")},
+        coordinates=_coordinates(builder, rank),
         layers=tuple((stage.span.first, stage.span.stop) for stage in stages),
         num_parameters=whole,
         sharded_parameter_bytes=sharded,
@@ -153,6 +156,16 @@ def _counted(builder: _Builder, model: nn.Module, rank: int, activations: int | 
         activation_bytes=activations,
         activations_not_counted=reason,
     )
+
+
+def _coordinates(builder: _Builder, rank: int) -> dict[str, int]:
+    dense = {axis: builder.mesh.coordinate(axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
+    if builder.axes.context is not None:
+        dense["cp"] = builder.axes.context.rank
+    if builder.axes.experts is None:
+        return dense
+    expert = builder.mesh.layout.coordinates(rank, expert=True)
+    return dense | {axis: expert[axis] for axis in ("edp", "ep")}
 
 
 def _unit_parameters(stage: PipelineStage, structure: ModelStructure) -> Iterator[list[nn.Parameter]]:
@@ -188,6 +201,8 @@ def _try_activations(builder: _Builder, model: nn.Module, batch: DryBatch) -> tu
     """Bytes kept at the fullest moment, or the reason why they cannot be counted: code that needs values has none here."""
     if builder.types.autocast:
         return None, "torch's autocast has no form for tensors without values"
+    if builder.axes.context is not None and _has_mask(model):
+        return None, "Hugging Face's code looks at the values of a mask of split sequences"
     try:
         return _peak_activations(builder, model, batch), ""
     except Exception as error:
@@ -217,6 +232,8 @@ def _kept_by_forward(stage: PipelineStage, loss: Any, builder: _Builder, batch: 
     with mode:
         ids = torch.zeros((rows, columns), dtype=torch.int64)
         inputs = {"input_ids": ids, "labels": ids}
+        if builder.axes.context is not None:
+            inputs, columns = builder.axes.context.batch(inputs, masked=False), columns // builder.axes.context.size
         total = torch.ones((), dtype=torch.int64)
         received = None
         if not stage.span.is_first:
@@ -254,9 +271,14 @@ class _PlainBlock:
 
 def _with_mask(inputs: dict[str, Any], stage: PipelineStage, rows: int, columns: int) -> dict[str, Any]:
     """Hugging Face's mask code looks at values unless it gets a whole mask."""
-    if not hasattr(stage.model, "config") or not hasattr(stage.model, "dtype"):
+    if not _has_mask(stage.model):
         return inputs
     return {**inputs, "attention_mask": torch.zeros((rows, 1, columns, columns), dtype=torch.bool)}
+
+
+def _has_mask(model: nn.Module) -> bool:
+    """Whether ``model`` is Hugging Face's."""
+    return hasattr(model, "config") and hasattr(model, "dtype")
 
 
 def _fullest(schedule: Schedule, rank: int, kept: dict[int, int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -20,6 +21,8 @@ from autopar.costmodel.spec.strategy import Strategy
 from . import checkpoint
 from .batches import batch_faults, micro_batches, num_rows, rows, to_device
 from .build import EngineOptions, ParallelModel, default_device, parallelise
+from .context import MASK
+from .context import sequence_faults as context_sequence_faults
 from .failures import TrainingFailedError
 from .gradients import GradientNorm, PartialGradients, SharedGradients
 from .local_step import optimizer_step
@@ -148,7 +151,9 @@ class Engine:
         multiple = self.strategy.micro_batch_size * (1 if local_batch else ranks)
         given = expected if expected is None or not local_batch else expected // ranks
         faults = batch_faults(batch, given, multiple)
-        if self.strategy.sequence_parallel and not faults:
+        if self._parallel.axes.context is not None and not faults:
+            faults += context_sequence_faults(batch, _sequence_length(batch), self.strategy, self.model_parts[0])
+        elif self.strategy.sequence_parallel and not faults:
             faults += sequence_faults(_sequence_length(batch), self.strategy.tensor_parallel_size)
         loss = next(iter(self._parallel.runners.values())).loss
         if not local_batch:
@@ -156,14 +161,22 @@ class Engine:
             size = num_rows(batch) // ranks
             first = size * self.mesh.data_parallel_rank
             total = loss.count(batch).to(self.mesh.device)
-            return to_device(rows(batch, first, first + size), self.mesh.device), total
+            return self._own_tokens(to_device(rows(batch, first, first + size), self.mesh.device)), total
         counts = torch.stack([torch.tensor(len(faults)), torch.tensor(0) if faults else loss.count(batch).cpu()]).to(self.mesh.device)
-        if self.mesh.data_parallel_size > 1:
+        if self.mesh.num_replicas > 1:
             self._sum_over_data(counts)
+            counts[1] //= self.mesh.layout.cp  # whose ranks all count whole sequences
         raise_if(faults)
         if counts[0] > 0:
             raise InvalidInputError(Fault(field="batch", given="", required="another data-parallel rank's part does not fit its plan"))
-        return to_device(batch, self.mesh.device), counts[1]
+        return self._own_tokens(to_device(batch, self.mesh.device)), counts[1]
+
+    def _own_tokens(self, share: Batch) -> Batch:
+        """This rank's tokens of the sequences that it shares with its context-parallel group."""
+        context = self._parallel.axes.context
+        if context is None:
+            return share
+        return context.batch(share, masked=MASK in inspect.signature(type(self.model_parts[0]).forward).parameters)
 
     def _reduce(self, loss: Tensor) -> float:
         """The mean loss; gradients are clipped, and the step refused where the loss is no number."""
@@ -180,7 +193,7 @@ class Engine:
     def _sum_over_ranks(self, values: Tensor) -> Tensor:
         """Over all ranks; the first is a loss, which tensor-parallel ranks repeat."""
         if self.strategy.world_size > 1:
-            values[0] /= self.mesh.layout.tp * self.mesh.layout.cp
+            values[0] /= self.mesh.layout.tp
             dist.all_reduce(values)
         return values
 

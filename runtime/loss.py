@@ -24,6 +24,9 @@ IGNORE_INDEX = -100
 KEEP_LOGITS_SHARDED = "_autopar_keep_logits_sharded"
 """Set on the model whose loss takes vocabulary-parallel logits as they are; others get them gathered."""
 
+SHIFTED_LABELS = "shift_labels"
+"""Key of a batch whose tokens are not all neighbours: what each of them is to predict. Also transformers' name for it."""
+
 Batch = Tensor | Mapping[str, Tensor]
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -63,27 +66,31 @@ class NextTokenLoss:
         self._input_name = _input_name(model)
 
     def count(self, batch: Batch) -> Tensor:
-        return (_labels(batch)[:, 1:] != IGNORE_INDEX).sum()
+        return (_shifted_labels(batch) != IGNORE_INDEX).sum()
 
     def inputs(self, batch: Batch, total: Tensor) -> dict[str, Any]:  # noqa: ARG002
-        return _without(_named(batch, self._input_name), "labels")
+        return _without(_named(batch, self._input_name), "labels", SHIFTED_LABELS)
 
     def share(self, output: Any, batch: Batch, total: Tensor) -> Tensor:
         logits = cast(Tensor, getattr(output, "logits", output))
-        return next_token_loss(logits, _labels(batch), total)
+        return cross_entropy(logits, _shifted_labels(batch)).sum() / total
 
 
 class ModelLoss:
     """The loss that a model computes from the labels it is given, as Hugging Face's causal language models do.
 
     ``divides``: the model hands ``num_items_in_batch`` to its loss function, which then divides a sum by it.
+
+    A router's balancing loss, which the model adds, is of the tokens that it sees, a micro-batch's. It is no sum over them: here
+    it is the mean over the step's micro-batches, weighted by their items.
     """
 
     def __init__(self, model: nn.Module, *, divides: bool) -> None:
         self._input_name, self._divides = _input_name(model), divides
+        self._balance = float(getattr(model, "router_aux_loss_coef", 0.0))
 
     def count(self, batch: Batch) -> Tensor:
-        return (_labels(batch)[:, 1:] != IGNORE_INDEX).sum()
+        return (_shifted_labels(batch) != IGNORE_INDEX).sum()
 
     def inputs(self, batch: Batch, total: Tensor) -> dict[str, Any]:
         named = {**_named(batch, self._input_name), "labels": _labels(batch)}
@@ -100,7 +107,11 @@ class ModelLoss:
                     fix="pass loss_fn=, a function of (output, batch)",
                 )
             )
-        return loss if self._divides else loss * (self.count(batch) / total)
+        part = self.count(batch) / total
+        if not self._divides:
+            return loss * part
+        balancing = getattr(output, "aux_loss", None)
+        return loss - self._balance * (1 - part) * balancing if isinstance(balancing, Tensor) else loss
 
 
 class UserLoss:
@@ -235,12 +246,17 @@ def _labels(batch: Batch) -> Tensor:
     return labels
 
 
+def _shifted_labels(batch: Batch) -> Tensor:
+    given = None if isinstance(batch, Tensor) else batch.get(SHIFTED_LABELS)
+    return F.pad(_labels(batch), (0, 1), value=IGNORE_INDEX)[:, 1:] if given is None else given
+
+
 def _named(batch: Batch, input_name: str) -> dict[str, Any]:
     return {input_name: batch} if isinstance(batch, Tensor) else dict(batch)
 
 
-def _without(named: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in named.items() if name != key}
+def _without(named: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {name: value for name, value in named.items() if name not in keys}
 
 
 def _input_name(model: nn.Module) -> str:

@@ -1,8 +1,9 @@
 """The device mesh of a strategy: which process group each parallel axis talks over.
 
 The mesh is the rank layout of the plan (:class:`~autopar.costmodel.spec.layout.RankLayout`, tensor fastest), with the data
-axis split in two: ``dp_shard`` ranks share one copy of the sharded states, ``dp_replicate`` copies of it exist. The order of ranks
-says which rank sits where in it; the axes and their order in the mesh are always the same.
+axis split in two: ``dp_shard`` ranks share one copy of the sharded states, ``dp_replicate`` copies of it exist. Context-parallel
+ranks hold the same parameters as data-parallel ones, and are among these. The order of ranks says which rank sits where in it; the axes
+and their order in the mesh are always the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autopar.costmodel.spec.errors import Fault, InvalidInputError
 from autopar.costmodel.spec.layout import RankLayout
 from autopar.costmodel.spec.strategy import RankOrder, Strategy
 
-AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+AXES: Final = ("pp", "dp_replicate", "dp_shard", "tp")
 """Axes of the mesh, slowest first."""
 
 
@@ -67,7 +68,12 @@ class ParallelMesh:
     @property
     def data_parallel_rank(self) -> int:
         """Which share of the batch this rank trains on."""
-        return self.coordinate("dp_replicate") * self.size("dp_shard") + self.coordinate("dp_shard")
+        return self.layout.coordinates(self.rank)["dp"]
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks of a stage that hold, or share the shards of, the same parameters."""
+        return self.layout.dp * self.layout.cp
 
     @property
     def pipeline_ranks(self) -> tuple[int, ...]:
@@ -91,10 +97,10 @@ class ParallelMesh:
 
 
 def shard_size(strategy: Strategy) -> int:
-    """Data-parallel ranks that share one copy of the sharded states; 1 where nothing is sharded."""
+    """Data- and context-parallel ranks that share one copy of the sharded states; 1 where nothing is sharded."""
     if strategy.zero_stage == 0:
         return 1
-    return strategy.shard_group_size or strategy.data_parallel_size
+    return strategy.shard_group_size or strategy.data_parallel_size * strategy.context_parallel_size
 
 
 def build_mesh(strategy: Strategy, device: torch.device) -> ParallelMesh:
@@ -114,7 +120,7 @@ def build_mesh(strategy: Strategy, device: torch.device) -> ParallelMesh:
 
 def _device_mesh(layout: RankLayout, shard: int, device: torch.device) -> DeviceMesh:
     """The ranks of ``layout`` on the axes of the mesh."""
-    shape = (layout.pp, layout.dp // shard, shard, layout.cp, layout.tp)
+    shape = (layout.pp, layout.dp * layout.cp // shard, shard, layout.tp)
     if layout.order is RankOrder.TP_CP_DP_PP:
         return init_device_mesh(device.type, shape, mesh_dim_names=AXES)
     ranks = torch.tensor([layout.stage_ranks(stage) for stage in range(layout.pp)], dtype=torch.int)
@@ -142,11 +148,12 @@ def world_faults(strategy: Strategy) -> list[Fault]:
 
 def shard_faults(strategy: Strategy) -> list[Fault]:
     """Whether the shard groups divide the data axis."""
-    shard, data = shard_size(strategy), strategy.data_parallel_size
+    shard, data = shard_size(strategy), strategy.data_parallel_size * strategy.context_parallel_size
     if data % shard == 0:
         return []
     divisors = ", ".join(str(size) for size in range(1, data + 1) if data % size == 0)
-    required = f"a divisor of data_parallel_size={data}"
+    context = f" x context_parallel_size = {data}" if strategy.context_parallel_size > 1 else ""
+    required = f"a divisor of data_parallel_size={strategy.data_parallel_size}{context}"
     return [Fault(field="shard_group_size", given=str(shard), required=required, fix=f"nearest valid: {divisors}")]
 
 

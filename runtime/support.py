@@ -11,6 +11,8 @@ from autopar.costmodel.spec.schedule import Schedule, build_schedule, schedule_f
 from autopar.costmodel.spec.strategy import Strategy, split_text
 from autopar.costmodel.spec.training import Precision
 
+from .context import context_faults, kind_faults
+from .experts import expert_faults, grid_faults
 from .mesh import shard_faults
 from .pipeline.stage import layers_of_stages, split_faults, stage_spans, stray_parameters
 from .precision import precision_faults
@@ -20,7 +22,7 @@ from .tensor import tensor_parallel_faults
 
 def unsupported(strategy: Strategy, structure: ModelStructure | None = None) -> tuple[Fault, ...]:
     """What of ``strategy`` this runtime cannot run, on whatever model (``structure`` None) or on this one."""
-    faults = [*_axes(strategy), *shard_faults(strategy)]
+    faults = [*_axes(strategy), *grid_faults(strategy), *shard_faults(strategy)]
     if structure is not None:
         faults += split_faults(strategy, structure.num_blocks)
     elif strategy.pipeline_layers and len(strategy.pipeline_layers) != strategy.num_virtual_stages:
@@ -35,7 +37,11 @@ def training_faults(
     """All that keeps ``model`` from being trained under ``strategy`` with this batch and precision."""
     faults = [*unsupported(strategy, structure), *precision_faults(precision), *batch_faults(strategy, global_batch_size)]
     tensor, pipeline = strategy.tensor_parallel_size, strategy.pipeline_parallel_size
-    faults += tensor_parallel_faults(model, structure, tensor, sequence_parallel=strategy.sequence_parallel)
+    split_experts = strategy.expert_tensor_parallel_size > 1
+    faults += tensor_parallel_faults(model, structure, tensor, sequence_parallel=strategy.sequence_parallel, split_experts=split_experts)
+    faults += context_faults(model, structure, strategy)
+    if not grid_faults(strategy):
+        faults += expert_faults(model, structure, strategy)
     if pipeline > 1 or strategy.virtual_pipeline_stages > 1:
         faults += [*stray_parameters(model, structure), *_router_faults(model), *_order_faults(model, structure)]
     return tuple(faults or _frozen_faults(model, structure, strategy, global_batch_size))
@@ -58,12 +64,7 @@ def batch_faults(strategy: Strategy, global_batch_size: int) -> list[Fault]:
 
 
 def _axes(strategy: Strategy) -> list[Fault]:
-    faults = []
-    for field in ("context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size"):
-        given = getattr(strategy, field)
-        if given > 1:
-            axis = field.removesuffix("_size").replace("_", " ")
-            faults.append(Fault(field=field, given=str(given), required=f"this runtime has no {axis}", fix=f"use {field}=1"))
+    faults = kind_faults(strategy)
     counts = strategy.stage_recompute_layers
     if counts and len(counts) != strategy.num_virtual_stages:
         required = f"one entry for each of the {strategy.num_virtual_stages} virtual stages"

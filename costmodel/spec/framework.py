@@ -105,6 +105,8 @@ class ExecutionProfile:
     """Activations an RMSNorm keeps beside its input and output: eager ones cast to fp32 and multiply by the weight on its own."""
     gathered_inputs_kept: float
     """Share of a sequence-parallel region's gathered input that is kept for backward; 0 gathers it again (Megatron)."""
+    gathered_context_kept: float
+    """1: keys and values gathered over context-parallel ranks are kept for backward, and the output once more; 0: gathered again."""
     query_copies_kept: float
     """Tensors of the queries' size that rotary attention keeps beyond q, k, v and the output."""
     logits_bytes: float

@@ -30,6 +30,11 @@ def matching_regions(block: nn.Module, family: Family) -> Iterator[tuple[BlockRe
             yield region, module
 
 
+def split_regions(block: nn.Module, family: Family, *, experts: bool) -> Iterator[tuple[BlockRegion, nn.Module]]:
+    """The regions of ``block`` that are split over a tensor-parallel group, those of experts where ``experts`` says so."""
+    return ((region, module) for region, module in matching_regions(block, family) if experts or not region.experts)
+
+
 def num_heads(region: BlockRegion, module: nn.Module, column: Column) -> int:
     """Units (heads, or single features) that a column layer of one matrix puts out."""
     layer = module.get_submodule(column.name)

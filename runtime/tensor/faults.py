@@ -13,7 +13,7 @@ from autopar.runtime.families.family import BlockRegion, Family
 from autopar.runtime.structure import ModelStructure
 
 from .analysis import proven_pairs
-from .blocks import EXPERT_DIMS, matching_regions, present_blocks
+from .blocks import EXPERT_DIMS, matching_regions, present_blocks, split_regions
 from .styles import is_linear, output_dim
 
 FIELD = "tensor_parallel_size"
@@ -34,9 +34,17 @@ class _Parts:
 
 
 def tensor_parallel_faults(
-    model: nn.Module, structure: ModelStructure, tensor_parallel_size: int, *, sequence_parallel: bool = False
+    model: nn.Module,
+    structure: ModelStructure,
+    tensor_parallel_size: int,
+    *,
+    sequence_parallel: bool = False,
+    split_experts: bool = True,
 ) -> tuple[Fault, ...]:
-    """Why ``model`` (or the pipeline stage of it) cannot be split over ``tensor_parallel_size`` ranks; empty where it can."""
+    """Why ``model`` (or the pipeline stage of it) cannot be split over ``tensor_parallel_size`` ranks; empty where it can.
+
+    ``split_experts`` False: regions of experts are left whole.
+    """
     if tensor_parallel_size == 1:
         return ()
     family = structure.layout
@@ -49,21 +57,21 @@ def tensor_parallel_faults(
     counts: dict[str, _Parts] = {}
     faults: dict[str, Fault] = {}
     for _, block in present_blocks(model, family):
-        for fault in _block_faults(block, family, tensor_parallel_size, counts):
+        for fault in _block_faults(block, family, tensor_parallel_size, counts, split_experts=split_experts):
             faults.setdefault(fault.required, fault)
     faults |= {fault.required: fault for fault in _size_faults(counts, tensor_parallel_size)}
     found = [*faults.values(), *_model_faults(model, structure, tensor_parallel_size)]
     return tuple(found)
 
 
-def _block_faults(block: nn.Module, family: Family, size: int, counts: dict[str, _Parts]) -> Iterator[Fault]:
+def _block_faults(block: nn.Module, family: Family, size: int, counts: dict[str, _Parts], *, split_experts: bool) -> Iterator[Fault]:
     """Layers that cannot be split; what there is to split is noted in ``counts`` by name."""
     matched = {region.module for region, _ in matching_regions(block, family)}
     for name in dict.fromkeys(region.module for region in family.regions):
         if name not in matched:
             required = f"{name} of {type(block).__name__} is not laid out as in {family.name}"
             yield Fault(field=FIELD, given=str(size), required=required, fix=f"use {FIELD}=1")
-    for region, module in matching_regions(block, family):
+    for region, module in split_regions(block, family, experts=split_experts):
         layers = [*(column.name for column in region.columns), *region.rows]
         odd = {name: f"is a {_kind(module, name)}" for name in layers if not is_linear(module.get_submodule(name))}
         if region.experts:

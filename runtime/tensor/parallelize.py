@@ -20,7 +20,7 @@ from autopar.runtime.structure import ModelStructure
 
 from . import collectives
 from .analysis import proven_pairs
-from .blocks import EXPERT_DIMS, matching_regions, num_heads, present_blocks, shares_heads
+from .blocks import EXPERT_DIMS, matching_regions, num_heads, present_blocks, shares_heads, split_regions
 from .faults import tensor_parallel_faults
 from .local import run_locally
 from .region import WHOLE, set_region
@@ -28,6 +28,7 @@ from .styles import (
     SEQUENCE_DIM,
     Boundary,
     Column,
+    Elsewhere,
     Experts,
     GroupedHeads,
     Replicated,
@@ -41,7 +42,9 @@ GROUP_SIZE = "num_key_value_groups"
 """Hugging Face's attribute for the number of query heads that share a key and value head."""
 
 
-def tensor_parallelize(model: nn.Module, structure: ModelStructure, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+def tensor_parallelize(
+    model: nn.Module, structure: ModelStructure, mesh: DeviceMesh, *, sequence_parallel: bool, split_experts: bool = True
+) -> None:
     """Split ``model`` over the 1-D ``mesh``, in place.
 
     Every parameter becomes a DTensor on the mesh and keeps its name; the model computes on local parts and still takes and
@@ -52,17 +55,22 @@ def tensor_parallelize(model: nn.Module, structure: ModelStructure, mesh: Device
     After the last backward pass of a step, the gradients of
     :func:`~autopar.runtime.tensor.local.partial_gradient_parameters` are still to be summed over the group.
 
+    Args:
+        split_experts: each expert is split along its features. False: the modules of stacked experts stay as they are, for
+            :func:`~autopar.runtime.experts.expert_parallelize`, and get this rank's part of the sequence.
+
     Raises:
         InvalidInputError: with all of :func:`tensor_parallel_faults`.
     """
-    raise_if(tensor_parallel_faults(model, structure, mesh.size(), sequence_parallel=sequence_parallel))
+    faults = tensor_parallel_faults(model, structure, mesh.size(), sequence_parallel=sequence_parallel, split_experts=split_experts)
+    raise_if(faults)
     boundary = Boundary(mesh=mesh, sequence_parallel=sequence_parallel)
     family = structure.layout
     plan: dict[str, ParallelStyle] = {}
     for path, block in present_blocks(model, family):
-        plan |= {f"{path}.{name}": style for name, style in _block_plan(block, family, boundary).items()}
+        plan |= {f"{path}.{name}": style for name, style in _block_plan(block, family, boundary, split_experts).items()}
         if family.regions:
-            _add_block_hooks(block, family, boundary)
+            _add_block_hooks(block, family, boundary, split_experts)
     plan |= _vocabulary_plan(model, structure, boundary)
     plan |= _replicated_plan(model, structure, plan, boundary)
     parallelize_module(model, mesh, plan)
@@ -74,11 +82,14 @@ def tensor_parallelize(model: nn.Module, structure: ModelStructure, mesh: Device
         _add_loss(model, structure)
 
 
-def _block_plan(block: nn.Module, family: Family, boundary: Boundary) -> dict[str, ParallelStyle]:
+def _block_plan(block: nn.Module, family: Family, boundary: Boundary, split_experts: bool) -> dict[str, ParallelStyle]:
     if not family.regions:
         return _proven_plan(block, boundary)
     plan: dict[str, ParallelStyle] = {}
     for region, module in matching_regions(block, family):
+        if region.experts and not split_experts:
+            plan[f"{region.module}.{region.experts}"] = Elsewhere()
+            continue
         for column in region.columns:
             plan[f"{region.module}.{column.name}"] = _column(region, module, column, boundary.mesh.size())
         for row in region.rows:
@@ -108,12 +119,12 @@ def _proven_plan(block: nn.Module, boundary: Boundary) -> dict[str, ParallelStyl
     return plan
 
 
-def _add_block_hooks(block: nn.Module, family: Family, boundary: Boundary) -> None:
+def _add_block_hooks(block: nn.Module, family: Family, boundary: Boundary, split_experts: bool) -> None:
     def begin(*_: Any) -> None:
         set_region(boundary.outside)
 
     block.register_forward_pre_hook(begin)
-    for region, module in matching_regions(block, family):
+    for region, module in split_regions(block, family, experts=split_experts):
         module.register_forward_pre_hook(first_tensor_hook(boundary.enter), with_kwargs=True)
         if region.experts:
             module.register_forward_hook(partial(_leave, boundary))
@@ -181,7 +192,7 @@ def _read_locally(model: nn.Module, family: Family) -> None:
 def _below(path: str, plan: dict[str, ParallelStyle]) -> bool:
     """Whether a module around ``path`` has a style that covers what is inside it."""
     parents = path.split(".")
-    return any(isinstance(plan.get(".".join(parents[:depth])), Experts) for depth in range(1, len(parents)))
+    return any(isinstance(plan.get(".".join(parents[:depth])), Experts | Elsewhere) for depth in range(1, len(parents)))
 
 
 def _add_sequence_hooks(model: nn.Module, family: Family, boundary: Boundary) -> None:

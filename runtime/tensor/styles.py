@@ -198,6 +198,13 @@ class Experts(ParallelStyle):
         return module
 
 
+class Elsewhere(ParallelStyle):
+    """Experts that another grid of ranks lays out."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:  # noqa: ARG002
+        return module
+
+
 class VocabularyEmbedding(ParallelStyle):
     """A token table split along the vocabulary: ids (B, S) to (B, S, H), the same on every rank.
 

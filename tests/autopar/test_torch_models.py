@@ -51,7 +51,27 @@ def test_what_the_built_model_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     assert built.spec.position_embedding is PositionEmbedding.ROTARY
 
 
-@pytest.mark.parametrize(("name", "what"), [("mixtral-8x7b", "experts"), ("deepseek-v3", "experts")])
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b"])
+def test_a_model_of_experts_is_hugging_faces_mixtral(name: str) -> None:
+    pytest.importorskip("transformers")
+    spec = small(name)
+    built = build_model(spec, sequence_length=128)
+    assert type(built.module).__name__ == "MixtralForCausalLM"
+    assert model_faults(spec, built.spec) == ()
+    assert built.spec.moe == spec.moe
+    norms = 2 * 2 * spec.head_dim if spec.qk_norm else 0
+    assert sum(parameter.numel() for parameter in built.module.parameters()) == spec.num_parameters - norms
+
+
+def test_a_model_of_experts_is_the_reference_gpt_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.torch_models._transformers", lambda: None)
+    spec = small("mixtral-8x7b")
+    built = build_model(spec, sequence_length=128)
+    assert built.spec.moe == spec.moe
+    assert sum(parameter.numel() for parameter in built.module.parameters()) == built.spec.num_parameters
+
+
+@pytest.mark.parametrize(("name", "what"), [("deepseek-v3", "latent attention"), ("llama4-maverick", "a shared expert")])
 def test_models_that_are_not_built_in_are_said(name: str, what: str) -> None:
     with pytest.raises(InvalidInputError, match=f"no model with {what}.*--model"):
         build_model(catalog_model(name), sequence_length=128)

@@ -42,6 +42,7 @@ def _reference(**options: object) -> Callable[[], nn.Module]:
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "reference-gpt": _reference(tied_embeddings=True),
     "reference-gpt-rotary": _reference(num_attention_heads=8, num_key_value_heads=4, rotary=True),
+    "reference-gpt-experts": _reference(num_experts=4, rotary=True),
     "llama": _hugging_face("llama", **_GROUPED),
     "llama-biases": _hugging_face("llama", **_GROUPED, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
     "mistral": _hugging_face("mistral", **{**_GROUPED, "num_key_value_heads": 1}, head_dim=8, sliding_window=8),

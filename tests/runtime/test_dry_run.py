@@ -10,8 +10,8 @@ import torch
 from autopar.catalog.models import model as catalog_model
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.spec.errors import InvalidInputError
-from autopar.costmodel.spec.model import ModelSpec
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, Recompute, Strategy
 from autopar.costmodel.spec.training import PRECISIONS
 from autopar.request import build_problem
 from autopar.runtime.dry_run import DryBatch, RankParts, build_rank
@@ -70,6 +70,8 @@ LLAMA = replace(
     catalog_model("llama3-8b"), hidden_size=512, num_attention_heads=8, num_key_value_heads=4, head_dim=64, ffn_hidden_size=1536,
     num_layers=4, vocab_size=1024, max_position_embeddings=SEQUENCE,
 )  # fmt: skip
+CONTEXT = Strategy(context_parallel_size=2, context_parallel_kind=ContextParallelKind.ALL_GATHER)
+EXPERTS = replace(LLAMA, name="experts", moe=MixtureOfExperts(num_experts=8, experts_per_token=2, ffn_hidden_size=768))
 
 
 def one_layer(spec: ModelSpec, strategy: Strategy) -> tuple[float, float]:
@@ -91,6 +93,7 @@ def states_bytes(parts: RankParts) -> int:
         Strategy(tensor_parallel_size=4, sequence_parallel=True, data_parallel_size=2),
         Strategy(tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=16),
         Strategy(pipeline_parallel_size=2, virtual_pipeline_stages=2, pipeline_schedule=PipelineSchedule.INTERLEAVED, zero_stage=0),
+        replace(CONTEXT, tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=2),
     ],
     ids=Strategy.describe,
 )
@@ -100,6 +103,26 @@ def test_states_are_those_the_planner_counts(strategy: Strategy) -> None:
         parts = rank_of(GPT, strategy, rank=stage * stride, activations=False)
         assert parts.num_parameters == parameters
         assert states_bytes(parts) == pytest.approx(states, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(data_parallel_size=8, expert_parallel_size=4, zero_stage=1),
+        Strategy(data_parallel_size=256, expert_parallel_size=8, pipeline_parallel_size=4, zero_stage=0),
+        Strategy(tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=4, expert_parallel_size=4),
+        Strategy(tensor_parallel_size=4, sequence_parallel=True, expert_parallel_size=2, pipeline_parallel_size=2),
+    ],
+    ids=Strategy.describe,
+)
+def test_states_of_spread_experts_are_those_the_planner_counts(strategy: Strategy) -> None:
+    pytest.importorskip("transformers")
+    stride = strategy.world_size // strategy.pipeline_parallel_size
+    for stage, (parameters, states, _) in enumerate(planned(EXPERTS, strategy)):
+        parts = rank_of(EXPERTS, strategy, rank=stage * stride + 1, activations=False)
+        assert parts.num_parameters == parameters
+        assert states_bytes(parts) == pytest.approx(states, rel=1e-3)
+        assert parts.coordinates["ep"] == 1
 
 
 @pytest.mark.parametrize(
@@ -124,6 +147,23 @@ def test_activations_of_hugging_face_layers_are_near() -> None:
         assert built == pytest.approx(expected, rel=0.06)
 
 
+def test_activations_of_split_sequences() -> None:
+    built, expected = one_layer(GPT, CONTEXT)
+    assert built == pytest.approx(expected, rel=0.01)
+    assert rank_of(GPT, CONTEXT, rank=1, activations=False).coordinates["cp"] == 1
+
+
+def test_activations_of_experts_are_below_what_the_planner_counts() -> None:
+    """It counts each routed row as permuted, sent, put out and returned; built ones keep two of these for backward."""
+    pytest.importorskip("transformers")
+    spread = Strategy(data_parallel_size=8, expert_parallel_size=4, zero_stage=1)
+    whole = Strategy(data_parallel_size=8, zero_stage=1)
+    split = Strategy(tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=4, expert_parallel_size=8)
+    for strategy in (whole, spread, split):
+        built, expected = one_layer(EXPERTS, strategy)
+        assert 0.85 * expected < built < 0.9 * expected
+
+
 def test_micro_batches_in_flight_follow_the_schedule() -> None:
     strategy = Strategy(pipeline_parallel_size=4)
     kept = [rank_of(GPT, strategy, rank=rank).activation_bytes or 0 for rank in range(3)]
@@ -145,7 +185,7 @@ def test_all_faults_of_a_plan_are_told() -> None:
         rank_of(GPT, Strategy(), rank=1)
     with pytest.raises(InvalidInputError) as raised:
         rank_of(GPT, Strategy(tensor_parallel_size=3, context_parallel_size=2))
-    assert {"context_parallel_size", "tensor_parallel_size"} <= {fault.field for fault in raised.value.faults}
+    assert {"context_parallel_kind", "tensor_parallel_size"} <= {fault.field for fault in raised.value.faults}
     assert not torch.distributed.is_initialized()
 
 

@@ -43,6 +43,16 @@ FOURS = (
     Strategy(pipeline_parallel_size=2, data_parallel_size=2, zero_stage=1, recompute=Recompute.FULL),
     Strategy(pipeline_parallel_size=2, data_parallel_size=2, zero_stage=1, rank_order=RankOrder.TP_CP_PP_DP),
 )
+EXPERT_PAIRS = (
+    Strategy(data_parallel_size=2, expert_parallel_size=2, micro_batch_size=2),
+    Strategy(tensor_parallel_size=2, sequence_parallel=True, expert_parallel_size=2, recompute=Recompute.FULL),
+    Strategy(tensor_parallel_size=2, sequence_parallel=True, expert_tensor_parallel_size=2),
+)
+EXPERT_FOURS = (
+    Strategy(data_parallel_size=4, expert_parallel_size=2, zero_stage=3),
+    Strategy(tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=2, expert_parallel_size=4),
+    Strategy(pipeline_parallel_size=2, data_parallel_size=2, expert_parallel_size=2, zero_stage=1),
+)
 
 
 def _gpt2(attention: str) -> nn.Module:
@@ -54,6 +64,7 @@ def _gpt2(attention: str) -> nn.Module:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "reference-gpt": lambda: ReferenceGPT(ReferenceGPTConfig(vocab_size=VOCAB, num_layers=2, dropout=0.1, tied_embeddings=True)),
+    "experts": lambda: ReferenceGPT(ReferenceGPTConfig(vocab_size=VOCAB, num_layers=2, dropout=0.1, num_experts=4)),
     "gpt2": lambda: _gpt2("sdpa"),
     "gpt2-eager": lambda: _gpt2("eager"),
 }
@@ -102,7 +113,15 @@ def _differing(_: int, name: str, strategies: Sequence[Strategy], expected: dict
 
 @pytest.mark.parametrize(
     ("name", "ranks", "strategies"),
-    [("reference-gpt", 2, PAIRS), ("reference-gpt", 4, FOURS), ("gpt2", 4, FOURS), ("llama-biases", 4, FOURS), ("phi3", 4, FOURS[:1])],
+    [
+        ("reference-gpt", 2, PAIRS),
+        ("reference-gpt", 4, FOURS),
+        ("gpt2", 4, FOURS),
+        ("llama-biases", 4, FOURS),
+        ("phi3", 4, FOURS[:1]),
+        ("experts", 2, EXPERT_PAIRS),
+        ("mixtral", 4, EXPERT_FOURS),
+    ],
 )
 def test_initial_weights_are_one_processs_bit_for_bit(name: str, ranks: int, strategies: Sequence[Strategy]) -> None:
     model = _alone(name)
@@ -146,7 +165,15 @@ def _worst(_: int, name: str, strategies: Sequence[Strategy], expected: Steps) -
 
 @pytest.mark.parametrize(
     ("name", "ranks", "strategies"),
-    [("reference-gpt", 2, PAIRS), ("reference-gpt", 4, FOURS), ("gpt2", 2, PAIRS), ("gpt2", 4, FOURS[:1]), ("gpt2-eager", 2, PAIRS[:2])],
+    [
+        ("reference-gpt", 2, PAIRS),
+        ("reference-gpt", 4, FOURS),
+        ("gpt2", 2, PAIRS),
+        ("gpt2", 4, FOURS[:1]),
+        ("gpt2-eager", 2, PAIRS[:2]),
+        ("experts", 2, EXPERT_PAIRS),
+        ("experts", 4, EXPERT_FOURS[2:]),
+    ],
 )
 def test_training_with_dropout_is_one_processs(name: str, ranks: int, strategies: Sequence[Strategy]) -> None:
     expected = _train_alone(name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -22,10 +20,11 @@ def test_a_plain_plan_has_no_fault() -> None:
     assert unsupported(Strategy()) == ()
 
 
-@pytest.mark.parametrize("field", ["context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size"])
-def test_axes_that_the_runtime_does_not_have(field: str) -> None:
-    (fault,) = unsupported(replace(Strategy(), **{field: 2}))
-    assert str(fault).endswith(f"use {field}=1")
+def test_kinds_of_context_parallelism_that_the_runtime_does_not_have() -> None:
+    (fault,) = unsupported(Strategy(context_parallel_size=2))
+    assert str(fault) == (
+        "context_parallel_kind=ring: this runtime gathers keys and values (all_gather); use context_parallel_kind=all_gather"
+    )
 
 
 def test_sequence_parallelism_needs_a_tensor_axis() -> None:

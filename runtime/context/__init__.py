@@ -1,0 +1,16 @@
+"""Context parallelism: sequences split over ranks, whose attention sees the keys and values of all."""
+
+from .attention import context_parallelize
+from .faults import context_faults, kind_faults, loss_faults, sequence_faults
+from .split import MASK, ContextGroup, context_group
+
+__all__ = [
+    "MASK",
+    "ContextGroup",
+    "context_faults",
+    "context_group",
+    "context_parallelize",
+    "kind_faults",
+    "loss_faults",
+    "sequence_faults",
+]
