@@ -112,14 +112,22 @@ class Machine:
             overhead=overhead_seconds(self.overhead_inputs(gpus, gpus), busy),
         )
 
-    def lane_seconds(self, mixed: MixedStrategy, lane: Lane, counts: Ints) -> Floats:
-        """Makespan of a replica of ``lane`` for each of ``counts`` micro-batches, growing; a bound where the schedule has no closed form."""
+    def lane_seconds(self, mixed: MixedStrategy, lane: Lane, counts: Ints, *, simulate: bool = False) -> Floats:
+        """Makespan of a replica of ``lane`` for each of ``counts`` micro-batches (1, 2, ... of some step), growing.
+
+        Past 2p micro-batches every one more takes the busiest rank's seconds; a bound where the schedule has no closed form. Below that
+        a bound too, unless ``simulate``.
+        """
         on = tuple(self.problem.place(name) for name in lane.pools)
         found = self._lane(mixed, lane, on, simulate=False)
         shape, times = found.shape, found.times
-        stages = [np.broadcast_to(each, (len(counts), shape.num_stages)) for each in (times.forward, times.backward, times.weight)]
-        sizes = (shape.schedule, shape.pipeline_parallel_size, shape.virtual_pipeline_stages, counts.astype(np.float64))
-        seconds, _ = makespan_seconds(*sizes, *stages, simulate=shape.schedule in CLOSED_FORM)
+        known = counts[: 2 * shape.pipeline_parallel_size + 2]
+        stages = [np.broadcast_to(each, (len(known), shape.num_stages)) for each in (times.forward, times.backward, times.weight)]
+        sizes = (shape.schedule, shape.pipeline_parallel_size, shape.virtual_pipeline_stages, known.astype(np.float64))
+        seconds, _ = makespan_seconds(*sizes, *stages, simulate=simulate and shape.schedule in CLOSED_FORM)
+        if len(counts) > len(known):
+            further = np.arange(1, len(counts) - len(known) + 1)
+            seconds = np.concatenate([seconds, seconds[-1] + further * (seconds[-1] - seconds[-2])])
         return np.maximum.accumulate(seconds)
 
     def overhead_inputs(self, used: Iterable[int], gpus: Mapping[int, int] | None = None) -> Inputs:

@@ -30,6 +30,8 @@ from .solve import search
 
 EXACT_ROWS = 200_000
 """Strategies times orders of the pools up to which all of them are looked at; beyond, the search is genetic."""
+WORTH = 1e-3
+"""A placement has to be faster by this share than the best so far to be looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +83,8 @@ class Found:
 
     @property
     def limit(self) -> float:
-        """Step time to beat for a place in the ranking."""
-        return self.ranked[self.top - 1].step_time_seconds if len(self.ranked) >= self.top else float("inf")
+        """Step time to beat: a runner-up is what was the best on the way, or beside it."""
+        return self.best_seconds * (1 - WORTH)
 
     @property
     def best_seconds(self) -> float:

@@ -19,10 +19,13 @@ from autopar.costmodel.spec.strategy import Recompute, Strategy
 from autopar.costmodel.stage_budget import StageBudget
 from autopar.costmodel.step import overhead_seconds
 
-from .partition import placed
+from .partition import SAME, placed
 from .pool_space import replicas_of
 from .pool_stages import Priced, price
 from .space import RecomputeChoices
+
+_AMPLE = 4
+"""Rounds a replica and pipeline rank, above which no share comes near so few that a pipeline does not fill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +123,9 @@ def placed_replicas(
         for place, size, count in zip(pools, replicas, recomputed, strict=True)
     )
     mixed = MixedStrategy(strategy=whole, lanes=lanes)
+    few = runs < _AMPLE * strategy.pipeline_parallel_size * sum(replicas)
     seconds = [
-        machine.lane_seconds(mixed, lane, step * np.arange(1, (runs - sum(replicas)) // size + 2))
+        machine.lane_seconds(mixed, lane, step * np.arange(1, (runs - sum(replicas)) // size + 2), simulate=few)
         for lane, size in zip(lanes, replicas, strict=True)
     ]
     shares = shared_rounds(seconds, replicas, runs)
@@ -165,20 +169,42 @@ def replica_bound_seconds(
 ) -> Floats:
     """Lower bound of each step whose replicas in pool i have no busiest rank below ``slowest[i]``: ``[N]``.
 
-    The batch's micro-batches over what all replicas together run in a second, and the framework's overhead on it.
+        (N + sum_i D_i a_i / T_i) / sum_i D_i / T_i
+
+    with the N micro-batches of the batch, D_i replicas, T_i seconds of a micro-batch on the busiest rank and a_i of the stages before it,
+    which the first micro-batch passes on its way in and the last on its way out; and the framework's overhead on it.
 
     Args:
         machine: the constants of every pool.
         pools: those in use.
         budgets: of each of them, for the rows of one pipeline shape.
         rows: the strategies that the budgets are of.
-        slowest: seconds of a micro-batch on the busiest rank, ``[pools, N]``.
+        slowest: seconds of a micro-batch on the busiest rank, at least, ``[pools, N]``.
     """
     rows = rows.take(budgets[0].rows)
     ranks = rows.tensor_parallel_size * rows.context_parallel_size * rows.pipeline_parallel_size
-    gpus = np.array([machine.problem.pools[place].num_gpus for place in pools])
-    replicas = gpus[:, None] // ranks
-    runs = machine.problem.question.training.global_batch_size / rows.micro_batch_size
+    rate, waiting = np.zeros(len(rows)), np.zeros(len(rows))
     possible = np.isfinite(slowest).all(axis=0)
-    busy = np.where(possible, runs / (replicas / np.where(possible, slowest, 1.0)).sum(axis=0), np.inf)
-    return np.asarray(busy + overhead_seconds(machine.overhead_inputs(pools), busy))
+    splits = [_layers(machine, rows.strategy(0))] if not rows.layer_split.any() else None
+    layers = np.array(splits * len(rows) if splits else [_layers(machine, rows.strategy(row)) for row in range(len(rows))])
+    for place, budget, least in zip(pools, budgets, slowest, strict=True):
+        before, busy = _busiest(budget, layers)
+        busy = np.maximum(busy, np.where(possible, least, 1.0))
+        replicas = machine.problem.pools[place].num_gpus // ranks
+        rate, waiting = rate + replicas / busy, waiting + replicas * before / busy
+    runs = machine.problem.question.training.global_batch_size / rows.micro_batch_size
+    seconds = np.where(possible, (runs + waiting) / rate, np.inf)
+    return np.asarray(seconds + overhead_seconds(machine.overhead_inputs(pools), seconds))
+
+
+def _busiest(budget: StageBudget, layers: Ints) -> tuple[Floats, Floats]:
+    """Seconds of a micro-batch on the busiest rank of ``layers`` (``[N, S]``) and on the stages before its first: each ``[N]``."""
+    ends, before = np.cumsum(layers, axis=1), budget.kinds_before()
+    stages = budget.seconds.base + (budget.seconds.slope * (before[ends] - before[ends - layers])).sum(axis=-1)
+    loads = budget.on_holders(stages)
+    # of equal ranks the last, which has most stages before it
+    busiest = budget.num_holders - 1 - np.argmax(loads[:, ::-1] >= loads.max(axis=1, keepdims=True) * (1 - SAME), axis=1)
+    first = np.array([int(np.flatnonzero(budget.holder == rank)[0]) for rank in range(budget.num_holders)])
+    passed = np.cumsum(stages, axis=1) - stages
+    rows = np.arange(len(loads))
+    return passed[rows, first[busiest]], loads[rows, busiest]
