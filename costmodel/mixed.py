@@ -71,14 +71,19 @@ class MixedCosts:
         return all(bool(lane.exact[0]) for lane in self.lanes)
 
     @property
-    def fullest_share(self) -> float:
-        """Of its memory, on the GPU that is fullest."""
-        ranks = zip(self.lanes, self.capacity_bytes, strict=True)
-        return max(float(np.max(lane.memory.total[0] / np.array(capacity))) for lane, capacity in ranks)
+    def fullest(self) -> tuple[float, float]:
+        """Peak bytes of the GPU with the largest share of its memory taken, and what it has."""
+        ranks = [
+            (used, room)
+            for lane, capacity in zip(self.lanes, self.capacity_bytes, strict=True)
+            for used, room in zip(lane.memory.total[0].tolist(), capacity, strict=True)
+        ]
+        return max(ranks, key=lambda rank: rank[0] / rank[1])
 
     @property
     def fits(self) -> bool:
-        return self.fullest_share <= 1
+        used, room = self.fullest
+        return used <= room
 
 
 @dataclass(slots=True)

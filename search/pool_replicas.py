@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.costmodel.columns import Floats, Ints, StrategyColumns
+from autopar.costmodel.columns import Floats, Ints, StrategyColumns, distinct_rows
 from autopar.costmodel.mixed import Machine
 from autopar.costmodel.pipeline_shape import PipelineShape
 from autopar.costmodel.spec.mixed import Lane, MixedStrategy
@@ -185,8 +185,8 @@ def replica_bound_seconds(
     ranks = rows.tensor_parallel_size * rows.context_parallel_size * rows.pipeline_parallel_size
     rate, waiting = np.zeros(len(rows)), np.zeros(len(rows))
     possible = np.isfinite(slowest).all(axis=0)
-    splits = [_layers(machine, rows.strategy(0))] if not rows.layer_split.any() else None
-    layers = np.array(splits * len(rows) if splits else [_layers(machine, rows.strategy(row)) for row in range(len(rows))])
+    first, index = distinct_rows(rows, ("layer_split",))
+    layers = np.array([_layers(machine, rows.strategy(row)) for row in first.tolist()])[index]
     for place, budget, least in zip(pools, budgets, slowest, strict=True):
         before, busy = _busiest(budget, layers)
         busy = np.maximum(busy, np.where(possible, least, 1.0))

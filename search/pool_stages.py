@@ -23,8 +23,8 @@ class Priced:
 
     mixed: MixedStrategy
     step_time_seconds: float
-    fullest_share: float
-    """Of the memory of the GPU that is fullest."""
+    peak_memory_bytes: float
+    """Of the GPU with the largest share of its memory taken."""
 
 
 def placed_stages(
@@ -62,7 +62,7 @@ def price(machine: Machine, mixed: MixedStrategy, limit: float = float("inf")) -
         costs = machine.costs(mixed, simulate=True)
     if costs.step_seconds >= limit:
         return None
-    return Priced(mixed=mixed, step_time_seconds=costs.step_seconds, fullest_share=costs.fullest_share)
+    return Priced(mixed=mixed, step_time_seconds=costs.step_seconds, peak_memory_bytes=costs.fullest[0])
 
 
 def _partitions(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
+from .cluster import ClusterSpec, LinkTier
 from .errors import Fault, raise_if
 from .strategy import Recompute, Strategy, split_text
 
@@ -101,3 +102,36 @@ class MixedStrategy:
     def describe(self) -> str:
         """The strategy in short forms, then its lanes."""
         return f"{self.strategy.describe()} | {' + '.join(lane.describe() for lane in self.lanes)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """GPUs of one kind, by the name they were asked for."""
+
+    name: str
+    cluster: ClusterSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What planning as if all GPUs were alike would come to."""
+
+    name: str
+    strategy: Strategy | None
+    """None where nothing fits."""
+    step_time_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPlan:
+    """What a plan for a mixed cluster says besides its strategy."""
+
+    pools: tuple[PoolSpec, ...]
+    between: LinkTier
+    """The network between the pools, per GPU and one direction."""
+    network_of: str
+    """The pool whose network technology it is taken to have."""
+    lanes: tuple[Lane, ...]
+    seed: int
+    references: tuple[Reference, ...] = ()
+    """What a uniform plan would take: all GPUs as the slowest, and each pool alone."""
