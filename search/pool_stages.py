@@ -14,6 +14,7 @@ from autopar.costmodel.spec.strategy import Recompute, Strategy
 from autopar.costmodel.stage_budget import StageBudget
 
 from .partition import Partition, filled, pareto_partitions, segments, segments_alike
+from .relaxation import slowest_alike_seconds
 from .space import RecomputeChoices
 
 
@@ -70,12 +71,13 @@ def _partitions(
 ) -> Iterator[Partition]:
     """Placements worth pricing: with every count of recomputed layers where it is the same on all stages."""
     budget = pooled.budget
-    roomy = replace(budget, capacity_bytes=np.inf)
     for asked in _asked(budget, recompute, by_stage=by_stage):
-        if asked is not None and asked > 0:
-            free = next(_cuts(roomy, asked), None)
-            if free is None or pooled_bound_seconds(machine, pooled, np.array([free.slowest_seconds]))[0] >= limit:
+        if asked is not None:
+            roomy, least = (slowest_alike_seconds(each, asked) for each in (replace(budget, capacity_bytes=np.inf), budget))
+            if asked > 0 and pooled_bound_seconds(machine, pooled, np.array([roomy]))[0] >= limit:
                 return  # recomputing more only adds work
+            if pooled_bound_seconds(machine, pooled, np.array([least]))[0] >= limit:
+                continue
         yield from _cuts(budget, asked)
 
 
