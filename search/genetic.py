@@ -32,6 +32,8 @@ _SIZES = (
 """The genes after the first, which is the use; the data-parallel size follows from them."""
 _WEIGHTS = np.array([4, 8, 4, 4, 2, 2, 1, 2, 1, 1], dtype=np.float64)
 """How far apart two strategies are for each doubling of a size, or each other choice: what decides the rank grid first."""
+_POLISHED_GENES = 3
+"""The best strategy is compared at the end with all that differ from it in so many sizes."""
 _NO_PLACEMENT = 1e9
 """Seconds added to the bound of a strategy of which no placement fits."""
 
@@ -108,6 +110,8 @@ class _Evolution:
         self._genes = {id(space): _genes(space.rows) for space in shells.spaces}
         self._known: dict[tuple[int, int], float] = {}
         self._random = random.Random(settings.seed)
+        self._fittest: tuple[int, int] | None = None
+        """The use and the row of the best strategy met."""
 
     def run(self, seeds: Sequence[Strategy]) -> Iterator[Generation]:
         from deap import tools
@@ -126,7 +130,19 @@ class _Evolution:
             yield self._evaluate([each for each in population if not each.fitness.valid])
             idle = 0 if generation.found else idle + 1
             if idle >= settings.patience:
-                return
+                break
+        yield self._polished()
+
+    def _polished(self) -> Generation:
+        """Every strategy that is close to the best of the last population in the same use: its neighbours on each axis, and on two."""
+        if not self._fittest:
+            return Generation(found=(), evaluated=0)
+        use, best = self._fittest
+        space, _ = self._uses[use]
+        genes = self._genes[id(space)]
+        near = np.flatnonzero((genes != genes[best]).sum(axis=1) <= _POLISHED_GENES)
+        individual = _classes()[1]
+        return self._evaluate([individual([float(use), *genes[row].tolist()]) for row in near.tolist()])
 
     def _first(self, seeds: Sequence[Strategy]) -> list[Any]:
         """The seeds in every use, and as many others as it takes."""
@@ -177,13 +193,12 @@ class _Evolution:
             space, order = self._uses[use]
             rows = np.array([row for other, row in new if other == use], dtype=np.int64)
             for shell in sorted(self._shells.of(space, rows, [order]), key=lambda each: each.bound_seconds):
-                seconds = self._seconds(shell, found)
-                self._known[use, shell.row] = seconds
+                self._known[use, shell.row] = self._seconds((use, shell.row), shell, found)
         for each, pair in zip(individuals, read, strict=True):
             each.fitness.values = (self._known[pair],)
         return Generation(found=tuple(found), evaluated=len(new))
 
-    def _seconds(self, shell: Shell, found: list[Priced]) -> float:
+    def _seconds(self, pair: tuple[int, int], shell: Shell, found: list[Priced]) -> float:
         """The step time of the best placement where it beats the best so far, else what none can beat."""
         if not np.isfinite(shell.bound_seconds):
             return _NO_PLACEMENT
@@ -192,6 +207,7 @@ class _Evolution:
         placed, bound = shell.placed(self._shells.machine, self._best)
         if placed:
             self._best = placed[-1].step_time_seconds
+            self._fittest = pair
             found.extend(placed)
             return self._best
         return float(max(bound, self._best)) if np.isfinite(bound) else _NO_PLACEMENT

@@ -19,6 +19,7 @@ from autopar.costmodel.spec.strategy import Recompute, Strategy
 from autopar.costmodel.stage_budget import StageBudget
 from autopar.costmodel.step import overhead_seconds
 
+from .mixed_rules import mixed_faults
 from .partition import SAME, placed
 from .pool_space import replicas_of
 from .pool_stages import Priced, price
@@ -133,7 +134,8 @@ def placed_replicas(
         return None
     given = zip(lanes, shares.rounds, shares.short, strict=True)
     lanes = tuple(replace(lane, num_microbatches=step * rounds, short_replicas=short) for lane, rounds, short in given)
-    return price(machine, replace(mixed, lanes=lanes), limit)
+    shared = replace(mixed, lanes=lanes)
+    return None if mixed_faults(machine.problem, shared) else price(machine, shared, limit)
 
 
 def _layers(machine: Machine, strategy: Strategy) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from autopar.costmodel.spec.mixed import Lane, MixedStrategy
 from autopar.costmodel.spec.strategy import Recompute, Strategy
 from autopar.costmodel.stage_budget import StageBudget
 
+from .mixed_rules import mixed_faults
 from .partition import Partition, filled, pareto_partitions, segments, segments_alike
 from .relaxation import slowest_alike_seconds
 from .space import RecomputeChoices
@@ -46,7 +47,7 @@ def placed_stages(
     for partition in _partitions(machine, pooled, recompute, limit, by_stage=by_stage):
         least = min(least, partition.slowest_seconds)
         mixed = _mixed(machine, pooled, _strategy(strategy, partition, by_stage=by_stage))
-        priced = price(machine, mixed, limit)
+        priced = None if mixed_faults(machine.problem, mixed) else price(machine, mixed, limit)
         if priced is not None:
             limit = priced.step_time_seconds
             found.append(priced)
