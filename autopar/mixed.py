@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from autopar import __version__
 from autopar.costmodel.mixed_estimate import mixed_estimate
 from autopar.costmodel.pools import Between, MixedProblem, Pool
-from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, UnknownNameError, raise_if
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, raise_if
 from autopar.costmodel.spec.mixed import MixedPlan, MixedStrategy, PoolSpec, Reference
 from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs
 from autopar.request import build_problem, gather, looks_like_path, problem_from, resized
@@ -87,11 +87,10 @@ def posed(
     named = gather(faults, lambda: read_pools(pools)) or {}
     rate = None if between is None else gather(faults, lambda: parse_rate(between))
     limits = gather(faults, lambda: read_constraints(*bounds))
-    found: dict[str, tuple[Problem, tuple[str, ...]]] = {}
-    for name, count in named.items():
-        answer = gather(faults, lambda name=name, count=count: _pool_problem(model, name, count, others))  # type: ignore[misc]
-        if answer is not None:
-            found[name] = answer
+    found = _asked_of_each(model, named, others, faults)
+    if len({problem.training.precision for problem, _ in found.values()}) > 1:
+        found = _asked_of_each(model, named, {**others, "precision": "fp16"}, faults)
+    faults += _vendor_faults(found)
     raise_if(list(dict.fromkeys(faults)))
     assert limits is not None, "gather keeps a fault where it returns nothing"
     link, network_of = _between([(name, problem) for name, (problem, _) in found.items()], rate)
@@ -103,6 +102,27 @@ def posed(
             f"between the pools: {tier.bandwidth / 1e9:g} GB/s a GPU, the network of {network_of} (the slower; --between says otherwise)"
         ] = None
     return MixedQuestion(problem=problem, network_of=network_of, constraints=limits[0], texts=limits[1], assumptions=tuple(notes))
+
+
+def _asked_of_each(
+    model: str | Path | ModelSpec, named: Mapping[str, int], given: Mapping[str, object], faults: list[Fault]
+) -> dict[str, tuple[Problem, tuple[str, ...]]]:
+    """The question to each pool, with what was assumed; the faults are kept."""
+    found = {}
+    for name, count in named.items():
+        answer = gather(faults, lambda name=name, count=count: _pool_problem(model, name, count, given))  # type: ignore[misc]
+        if answer is not None:
+            found[name] = answer
+    return found
+
+
+def _vendor_faults(found: Mapping[str, tuple[Problem, tuple[str, ...]]]) -> list[Fault]:
+    """Pools whose collective libraries do not talk to each other: NCCL on NVIDIA's devices, RCCL on AMD's."""
+    amd = [name for name, (problem, _) in found.items() if problem.cluster.device.architecture.lower().startswith("cdna")]
+    if not amd or len(amd) == len(found):
+        return []
+    required = "NCCL and RCCL do not talk to each other: no framework trains over both"
+    return [Fault(field="--pool", given=", ".join(found), required=required, fix=f"plan for {', '.join(amd)} and the others apart")]
 
 
 def read_pools(pools: Pools) -> dict[str, int]:
@@ -166,8 +186,6 @@ def _pool_problem(model: str | Path | ModelSpec, name: str, count: int, given: M
     where: dict[str, object] = {"cluster" if is_cluster else "gpu": name, "gpus": count}
     try:
         return build_problem(model, **given, **where)  # type: ignore[arg-type]
-    except UnknownNameError:
-        raise
     except InvalidInputError as error:
         own = ("num_gpus", "gpus", "gpu", "cluster", "device", "precision")
         named = (replace(fault, field=f"--pool {name}: {fault.field}") if fault.field in own else fault for fault in error.faults)

@@ -10,15 +10,16 @@ forward in a stage's seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .columns import Floats, Ints, StrategyColumns
+from .columns import Floats, Ints, StrategyColumns, distinct
 from .mixed import Machine
 from .pipeline_shape import PipelineShape
-from .pools import PoolInputs, hop_seconds, stage_pools
+from .pools import hop_seconds, stage_pools
 from .sharding import Shard
 from .spec.strategy import PipelineSchedule
 from .stage_budget import Linear, StageBudget, stage_budgets
@@ -26,6 +27,8 @@ from .step import overhead_seconds
 
 LARGEST_FORWARD_SHARE = 0.5
 """A layer's backward takes twice its forward, and a transfer goes both ways: no stage spends more than half of its time forward."""
+
+_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,8 @@ def replica_budgets(machine: Machine, strategies: StrategyColumns, pools: Sequen
 
     The data-parallel sizes are those of all pools together. Memory is that of a pipeline with micro-batches enough to fill it.
     """
-    full = {place: _filled(machine, place) for place in pools}
+    batch = _filling_batch(strategies)
+    full = {place: machine.pools[place].with_batch(batch) for place in pools}
     for group in zip(*(stage_budgets(full[place].own, strategies, transfers=False) for place in pools), strict=True):
         rows = strategies.take(group[0].rows)
         shape, shard = PipelineShape.of(full[pools[0]].own, rows), Shard.of(full[pools[0]].own, rows)
@@ -77,10 +81,10 @@ def replica_budgets(machine: Machine, strategies: StrategyColumns, pools: Sequen
         yield tuple(found)
 
 
-def _filled(machine: Machine, place: int) -> PoolInputs:
-    """The constants of a pool with a batch that fills any pipeline and divides over any replicas of it."""
-    batch = machine.problem.question.training.global_batch_size
-    return machine.pools[place].with_batch(batch * machine.problem.num_gpus)
+def _filling_batch(strategies: StrategyColumns) -> int:
+    """A batch that fills every pipeline of ``strategies`` with whole rounds of micro-batches."""
+    together = strategies.data_parallel_size * strategies.micro_batch_size * strategies.pipeline_parallel_size
+    return _ROUNDS * math.lcm(*distinct(together))
 
 
 def joined_budget(budgets: Sequence[StageBudget], on: Sequence[int], shape: PipelineShape) -> StageBudget:

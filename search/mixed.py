@@ -7,6 +7,7 @@ the cost model says of a placement counts, and nothing else.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -72,7 +73,8 @@ class Found:
     ranked: list[Priced] = field(default_factory=list)
     references: list[Reference] = field(default_factory=list)
     evaluated: int = 0
-    refused: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    """By rule."""
     bound_seconds: float | None = None
     """No strategy of the space is faster, where that is known."""
 
@@ -127,7 +129,7 @@ def mixed_search(
         seeds = _uniform(problem, constraints, found, watch)
         if not watch.stops():
             shells = Shells(Machine.of(problem), constraints)
-            found.refused += shells.refused
+            found.refused.update(shells.refused)
             if method is Method.GENETIC or (method is Method.AUTO and shells.size > EXACT_ROWS):
                 used = Method.GENETIC
                 require()
@@ -139,7 +141,7 @@ def mixed_search(
     bound = found.bound_seconds if watch.stopped is None and found.ranked else None
     summary = SearchSummary(
         evaluated=found.evaluated,
-        rejected={"rules": found.refused} if found.refused else {},
+        rejected=dict(sorted(found.refused.items())),
         method=METHODS[used],
         optimality=_optimality(found, bound, watch.stopped, used),
         interrupted=watch.stopped is Stopped.INTERRUPTED,
@@ -161,7 +163,7 @@ def _uniform(problem: MixedProblem, constraints: Constraints, found: Found, watc
         result = search(pool.problem, constraints, top=found.top, watch=watch)
         found.references.append(_reference(f"{pool.name} alone", result))
         found.evaluated += result.summary.evaluated
-        found.refused += sum(result.summary.rejected.values())
+        found.refused.update(result.summary.rejected)
         seeds += [each.strategy for each in result.ranked]
         batch = pool.problem.training.global_batch_size
         found.add(
@@ -246,7 +248,7 @@ def _evolve(shells: Shells, seeds: list[Strategy], found: Found, seed: int, watc
 
 def _progress(found: Found) -> Callable[[], Progress]:
     best = found.best_seconds if found.ranked else None
-    return lambda: Progress(evaluated=found.evaluated, rejected={}, best_seconds=best, bound_seconds=None)
+    return lambda: Progress(evaluated=found.evaluated, rejected=found.refused, best_seconds=best, bound_seconds=None)
 
 
 def _optimality(found: Found, bound: float | None, stopped: Stopped | None, method: Method) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ class Shells:
         self.machine, self.uses = machine, uses_of(machine.problem)
         sets = dict.fromkeys((use.manner, tuple(sorted(use.pools))) for use in self.uses)
         spaces = [pool_space(machine.problem, manner, pools, constraints) for manner, pools in sets]
-        self.refused = sum(space.refused for space in spaces)
+        self.refused = sum((Counter(space.refused) for space in spaces), start=Counter[str]())
         self.spaces = [space for space in spaces if len(space.rows)]
 
     @property

@@ -7,7 +7,7 @@ micro-batches by speed. A pool alone is an ordinary problem, which the uniform s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -26,6 +26,10 @@ from .space import RecomputeChoices, Space
 class Manner(StrEnum):
     STAGES = "stages by pool"
     REPLICAS = "replicas by pool"
+
+
+_TILES = {Manner.STAGES: "stages_divide_pools", Manner.REPLICAS: "replicas_divide_pools"}
+"""What strategies are counted under that a rule accepts and the pools cannot carry out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,8 @@ class PoolSpace:
     rows: StrategyColumns
     """Of stages: whole, without layer splits. Of replicas: the data-parallel size is that of all pools, splits as the space has them."""
     recompute: RecomputeChoices
-    refused: int
+    refused: Mapping[str, int]
+    """Rule -> strategies it refused."""
 
 
 def pool_space(problem: MixedProblem, manner: Manner, pools: tuple[int, ...], constraints: Constraints) -> PoolSpace:
@@ -62,12 +67,14 @@ def pool_space(problem: MixedProblem, manner: Manner, pools: tuple[int, ...], co
     space = Space.of(_asked(problem, manner, pools), _without_data(constraints) if manner is Manner.REPLICAS else constraints)
     parts = list(space.slices())
     rows = StrategyColumns.concatenate(parts) if parts else StrategyColumns.of([])
+    refused, before = space.rejected.copy(), len(rows)
     if manner is Manner.STAGES:
         rows = _unsplit(rows.take(_whole_stages(problem, pools, rows)))
     else:
         rows = _over_pools(problem, pools, rows, constraints)
     rows = rows.take(~rows.is_schedule(PipelineSchedule.DUALPIPE) & _inside_domains(problem, pools, rows, constraints))
-    return PoolSpace(manner=manner, pools=pools, rows=rows, recompute=space.recompute, refused=sum(space.rejected.values()))
+    refused[_TILES[manner]] += before - len(rows)
+    return PoolSpace(manner=manner, pools=pools, rows=rows, recompute=space.recompute, refused=refused)
 
 
 def whole_problem(problem: MixedProblem, pools: tuple[int, ...]) -> Problem:

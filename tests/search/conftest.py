@@ -40,8 +40,9 @@ def make_problem() -> MakeProblem:
         model: ModelSpec | str = DENSE, *, gpus: int = 8, batch: int = 16, length: int = 2048, memory: float | None = None, **framework: Any
     ) -> Problem:
         name = framework.pop("framework", "megatron-core")
-        precision = framework.pop("precision", None)
-        problem, _ = build_problem(model, gpus=gpus, global_batch_size=batch, sequence_length=length, framework=name, precision=precision)
+        precision, gpu = framework.pop("precision", None), framework.pop("gpu", None)
+        asked = {"global_batch_size": batch, "sequence_length": length, "framework": name, "precision": precision}
+        problem, _ = build_problem(model, gpus=gpus, gpu=gpu, **asked)
         cluster = problem.cluster
         if memory is not None:
             cluster = replace(cluster, device=replace(cluster.device, memory_bytes=int(memory)))
