@@ -282,10 +282,12 @@ def plan_pools(
 def _plan(asked: MixedQuestion, result: MixedResult, *, top: int, seed: int) -> Plan:
     assert result.best is not None, "asked of a search that found something"
     problem, chosen = asked.problem, result.best.mixed
-    first = problem.question
+    first, estimate = problem.question, mixed_estimate(problem, chosen)
+    if not result.tiled:
+        estimate = replace(estimate, warnings=(*estimate.warnings, _untiled_text(asked)))
     return Plan(
         strategy=chosen.strategy,
-        estimate=mixed_estimate(problem, chosen),
+        estimate=estimate,
         inputs=PlanInputs(
             model=first.model,
             cluster=first.cluster,
@@ -320,6 +322,16 @@ def _plan(asked: MixedQuestion, result: MixedResult, *, top: int, seed: int) -> 
     )
 
 
+def _untiled_text(asked: MixedQuestion) -> str:
+    """That no strategy uses several pools, and the nearest sizes with which one does."""
+    from autopar.search.pool_space import nearest_tiling
+
+    sizes = " and ".join(f"{pool.name}={pool.num_gpus}" for pool in asked.problem.pools)
+    near = nearest_tiling(asked.problem, asked.constraints)
+    fix = f"; nearest that one does: {near[0]}={near[1]}" if near else ""
+    return f"no strategy divides {sizes} into stages or replicas of one size: the best pool is used alone{fix}"
+
+
 def mixed_of(plan: Plan) -> tuple[MixedProblem, MixedStrategy]:
     """The problem and the strategy of a plan for a mixed cluster, from its own inputs.
 
@@ -339,6 +351,35 @@ def mixed_of(plan: Plan) -> tuple[MixedProblem, MixedStrategy]:
 def estimate_of(plan: Plan) -> Estimate:
     """The estimate of a plan for a mixed cluster, by this release."""
     return mixed_estimate(*mixed_of(plan))
+
+
+UNEQUAL = "unequal_replicas"
+"""The rule that keeps replicas by pool from every framework."""
+
+
+def expressed(plan: Plan) -> tuple[str, ...]:
+    """Which of the frameworks that autopar exports to take a plan over pools, and by which rule the others do not.
+
+    Stages by pool are an explicit layer split: hosts are started in the order of the pools, and rank for rank the pipeline runs through
+    them. Replicas with unequal numbers of micro-batches, or with other recomputation in each pool, no framework has.
+    """
+    from autopar.exporters import exporter, exporter_names
+    from autopar.exporters.question import Question
+    from autopar.search.pool_space import whole_problem
+
+    problem, mixed = mixed_of(plan)
+    if len(mixed.lanes) > 1:
+        runs = ", ".join(f"{lane.num_microbatches} on {'/'.join(dict(lane.ranks_by_pool))}" for lane in mixed.lanes)
+        why = "no framework that autopar exports to, nor its own runtime, gives replicas unequal micro-batches or recomputation"
+        return (f"{UNEQUAL}: {runs}; {why}",)
+    question = Question.of(whole_problem(problem, tuple(problem.place(name) for name in mixed.pools)), mixed.strategy)
+    order = ", then ".join(mixed.pools)
+    found = []
+    for name in exporter_names():
+        broken = exporter(name).broken_rules(question)
+        takes = f"takes it: start the hosts of {order}" if len(mixed.pools) > 1 else f"takes it, on {order} alone"
+        found.append(f"{name} {takes}" if not broken else f"{name} does not: {broken[0]}")
+    return tuple(found)
 
 
 def _nothing_fits(asked: MixedQuestion, result: MixedResult) -> NoPlanError:

@@ -57,6 +57,8 @@ class MixedResult:
     summary: SearchSummary
     references: tuple[Reference, ...]
     """What planning as if all GPUs were alike comes to."""
+    tiled: bool = True
+    """Whether any strategy of the space uses several pools."""
     seconds: float = 0.0
     """Wall time; not part of a plan, which has to be the same every time."""
 
@@ -72,6 +74,7 @@ class Found:
     top: int
     ranked: list[Priced] = field(default_factory=list)
     references: list[Reference] = field(default_factory=list)
+    tiled: bool = True
     evaluated: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     """By rule."""
@@ -130,6 +133,7 @@ def mixed_search(
         if not watch.stops():
             shells = Shells(Machine.of(problem), constraints)
             found.refused.update(shells.refused)
+            found.tiled = bool(shells.spaces)
             if method is Method.GENETIC or (method is Method.AUTO and shells.size > EXACT_ROWS):
                 used = Method.GENETIC
                 require()
@@ -147,7 +151,13 @@ def mixed_search(
         interrupted=watch.stopped is Stopped.INTERRUPTED,
         bound_seconds=bound,
     )
-    return MixedResult(ranked=tuple(found.ranked), references=tuple(found.references), summary=summary, seconds=watch.seconds)
+    return MixedResult(
+        ranked=tuple(found.ranked),
+        references=tuple(found.references),
+        summary=summary,
+        tiled=found.tiled,
+        seconds=watch.seconds,
+    )
 
 
 def _uniform(problem: MixedProblem, constraints: Constraints, found: Found, watch: Watch) -> list[Strategy]:

@@ -167,3 +167,24 @@ def replicas_of(problem: MixedProblem, pools: tuple[int, ...], strategy: Strateg
 def orders_of(uses: tuple[Use, ...], pools: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The orders in which ``pools`` are used by stages."""
     yield from (use.pools for use in uses if use.manner is Manner.STAGES and tuple(sorted(use.pools)) == pools)
+
+
+def nearest_tiling(problem: MixedProblem, constraints: Constraints) -> tuple[str, int] | None:
+    """The smallest change of one pool's GPUs after which some strategy uses all pools; None where a node more or less does not do.
+
+    Asked where no strategy uses several pools.
+    """
+    for change in (-1, 1, -2, 2, -3, 3, -4, 4):
+        for place, pool in enumerate(problem.pools):
+            cluster = pool.problem.cluster
+            step = cluster.gpus_per_node if pool.num_gpus > cluster.gpus_per_node else 1
+            size = pool.num_gpus + change * step
+            if size < 1 or (step == 1 and size > cluster.gpus_per_node):
+                continue
+            resized = replace(pool, problem=replace(pool.problem, cluster=replace(cluster, num_gpus=size)))
+            pools = (*problem.pools[:place], resized, *problem.pools[place + 1 :])
+            tried = replace(problem, pools=pools)
+            every = tuple(range(len(pools)))
+            if any(len(pool_space(tried, manner, every, constraints).rows) for manner in Manner):
+                return pool.name, size
+    return None

@@ -192,9 +192,10 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
     if as_json:
         print_json(found)
     else:
+        from autopar.mixed import expressed
         from autopar.report.mixed import mixed_report
 
-        print_report(mixed_report(found))
+        print_report(mixed_report(found, expressed(found)))
     if output is not None:
         note(f"wrote {output}")
     if was_interrupted(found.search):

@@ -101,7 +101,7 @@ class MixedStrategy:
 
     def describe(self) -> str:
         """The strategy in short forms, then its lanes."""
-        return f"{self.strategy.describe()} | {' + '.join(lane.describe() for lane in self.lanes)}"
+        return f"{self.strategy.describe()} on {' + '.join(lane.describe() for lane in self.lanes)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

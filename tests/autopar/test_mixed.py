@@ -10,7 +10,7 @@ import autopar
 from autopar.costmodel.spec.errors import InvalidInputError, NoPlanError
 from autopar.costmodel.spec.plan import Plan
 from autopar.io.plan_file import dump_plan, parse_plan
-from autopar.mixed import estimate_of, mixed_of, parse_rate, posed, read_pools
+from autopar.mixed import estimate_of, expressed, mixed_of, parse_rate, posed, read_pools
 from autopar.request import problem_of
 
 NO_BOUNDS = ((), (), (), ())
@@ -126,7 +126,19 @@ def test_what_takes_one_kind_of_gpu_says_so(plan: Plan) -> None:
 
 def test_nothing_fits_says_what_would() -> None:
     with pytest.raises(NoPlanError, match="smallest number of h100 alone"):
-        autopar.plan("gpt-175b", pools={"h100": 8, "a100-40gb": 8})
+        autopar.plan("llama3-8b", pools={"h100": 1, "a100-40gb": 1}, between="25GB/s", forbid=["recompute"])
+
+
+def test_who_takes_a_plan_is_told_by_framework_and_rule(plan: Plan) -> None:
+    said = expressed(plan)
+    assert plan.mixed is not None
+    one_lane = len(plan.mixed.lanes) == 1
+    assert any(line.startswith("megatron-lm takes it") for line in said) == one_lane
+    shared = autopar.plan("llama3.2-1b", pools={"h100": 8, "a100-40gb": 8}, global_batch_size=64, fix={"pp": 1, "mbs": 1, "zero": 1})
+    assert shared.mixed is not None
+    assert len(shared.mixed.lanes) == 2
+    (line,) = expressed(shared)
+    assert line.startswith("unequal_replicas: ")
 
 
 def test_a_network_between_needs_pools() -> None:

@@ -138,8 +138,7 @@ def fastest(problem: MixedProblem, every: Iterator[MixedStrategy]) -> float:
 ONE_A_RANK = Constraints(fixed={"pipeline_schedule": "1f1b", "context_parallel_size": 1}, maximum={"zero_stage": 1, "micro_batch_size": 4})
 
 
-@pytest.mark.parametrize("memory", [(), (18.0, 9.0), (9.0, 30.0)])
-@pytest.mark.parametrize("by_stage", [0, 1])
+@pytest.mark.parametrize(("memory", "by_stage"), [((), 0), ((18.0, 9.0), 0), ((9.0, 30.0), 0), ((18.0, 9.0), 1)])
 def test_no_placement_of_stages_is_faster(make_pools: Make, memory: tuple[float, ...], by_stage: int) -> None:
     problem = make_pools(memory, h100=2, a100=2, batch=8, by_stage=by_stage)
     least = fastest(problem, staged(problem))
