@@ -28,8 +28,10 @@ from .progress import Progress, Stopped, Watch
 from .result import SearchResult
 from .solve import search
 
-EXACT_ROWS = 250_000
+EXACT_ROWS = 100_000
 """Strategies times orders of the pools up to which all of them are looked at; beyond, the search is genetic."""
+BOUNDED_ROWS = 150_000
+"""Strategies up to which a genetic search also says what none of them goes below."""
 WORTH = 1e-3
 """A placement has to be faster by this share than the best so far to be looked for."""
 
@@ -254,6 +256,9 @@ def _evolve(shells: Shells, seeds: list[Strategy], found: Found, seed: int, watc
         watch.tell(_progress(found))
         if watch.stops():
             return
+    if sum(len(space.rows) for space in shells.spaces) <= BOUNDED_ROWS:
+        bound = shells.least_bound(watch.stops)
+        found.bound_seconds = None if bound is None else min(found.best_seconds, bound)
 
 
 def _progress(found: Found) -> Callable[[], Progress]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,6 +73,31 @@ class Shells:
         found = [shell for space in self.spaces for shell in self.of(space, np.arange(len(space.rows)), self.orders(space), limit)]
         return sorted(found, key=lambda shell: (shell.bound_seconds, shell.use.manner, shell.use.pools, shell.strategy.describe()))
 
+    def least_bound(self, stops: Callable[[], bool]) -> float | None:
+        """What no strategy of any use goes below, memory and the order of the pools aside; None where ``stops`` came first.
+
+        The layers over what all ranks together run of them in a second, each at its pool's speed: the ends and the transfers only add.
+        """
+        least = float("inf")
+        for space in self.spaces:
+            if stops():
+                return None
+            for bounds in self._freed(space):
+                least = min([least, *bounds.tolist()])
+        return least
+
+    def _freed(self, space: PoolSpace) -> Iterator[Floats]:
+        """The bounds of the strategies of ``space`` by pipeline shape, without memory."""
+        if space.manner is Manner.REPLICAS:
+            for budgets in replica_budgets(self.machine, space.rows, space.pools):
+                slowest = np.stack([relaxed_slowest_seconds(_roomy(budget)) for budget in budgets])
+                yield replica_bound_seconds(self.machine, space.pools, budgets, space.rows, slowest)
+            return
+        for pooled in pooled_budgets(self.machine, space.rows, [space.pools]):
+            budget = _roomy(pooled.budget)
+            bare = replace(budget, seconds=replace(budget.seconds, base=0 * budget.seconds.base), work_seconds=0 * budget.work_seconds)
+            yield pooled_bound_seconds(self.machine, replace(pooled, budget=bare), relaxed_slowest_seconds(bare))
+
     def of(self, space: PoolSpace, rows: np.ndarray, orders: Sequence[tuple[int, ...]], limit: float = float("inf")) -> Iterator[Shell]:
         """Those of some ``rows`` of a space, in some orders, that could be faster than ``limit``."""
         columns = space.rows.take(rows)
@@ -111,3 +136,7 @@ def _kept(
             budgets=budgets,
             on=on,
         )
+
+
+def _roomy(budget: StageBudget) -> StageBudget:
+    return replace(budget, capacity_bytes=np.inf)

@@ -65,7 +65,7 @@ def test_all_faults_of_a_question_come_at_once() -> None:
 
 
 def test_a_device_that_is_not_known_is_named_with_close_ones() -> None:
-    with pytest.raises(InvalidInputError, match="--pool h10: device='h10'.*did you mean h100"):
+    with pytest.raises(InvalidInputError, match=r"--pool h10: device='h10'.*did you mean h100"):
         posed("llama3.2-1b", {"h10": 8, "a100": 8}, None, NO_BOUNDS, {})
 
 

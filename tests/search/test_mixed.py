@@ -159,7 +159,7 @@ def test_no_share_of_the_batch_is_faster(make_pools: Make) -> None:
     assert found.summary.bound_seconds <= least * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("pools", [{"h100": 8, "a100": 8}, {"a100-40gb": 4, "h100": 2, "b200": 2}])
+@pytest.mark.parametrize("pools", [{"h100": 4, "a100": 4}, {"a100-40gb": 2, "h100": 1, "b200": 1}])
 def test_every_strategy_that_comes_out_runs_and_is_priced_as_it_says(make_pools: Make, pools: dict[str, int]) -> None:
     problem = make_pools(**pools, batch=32)
     found = mixed_search(problem, method=Method.EXACT)
@@ -184,7 +184,7 @@ def test_using_unlike_gpus_is_worth_more_than_the_faster_ones_alone_or_all_as_th
 
 
 def test_the_genetic_search_is_never_better_than_looking_at_all_and_reproduces(make_pools: Make) -> None:
-    problem, few = make_pools(h100=4, a100=4, batch=16), Constraints(fixed={"zero_stage": 1}, maximum={"virtual_pipeline_stages": 2})
+    problem, few = make_pools(h100=2, a100=2, batch=16), Constraints(fixed={"zero_stage": 1}, maximum={"virtual_pipeline_stages": 2})
     exact = mixed_search(problem, few, method=Method.EXACT)
     state = random.getstate()
     runs = [mixed_search(problem, few, method=Method.GENETIC, seed=seed) for seed in (1, 1, 2)]
@@ -194,7 +194,9 @@ def test_the_genetic_search_is_never_better_than_looking_at_all_and_reproduces(m
         assert run.best is not None
         assert exact.best is not None
         assert run.best.step_time_seconds >= exact.best.step_time_seconds * (1 - WORTH)
-        assert run.summary.optimality.startswith("heuristic")
+        assert run.summary.optimality.startswith("heuristic; no placement")
+        assert run.summary.bound_seconds is not None
+        assert run.summary.bound_seconds <= exact.best.step_time_seconds
         assert not mixed_faults(problem, run.best.mixed)
 
 
