@@ -46,9 +46,11 @@ def command(ctx: click.Context, /, plan_file: str | None, as_json: bool, **optio
     from .output import answering, print_json, print_report
 
     check_targets(options)
-    if plan_file is not None and (mixed := read_plan(plan_file)).mixed is not None:
-        _print_mixed(ctx, mixed, as_json, options)
-        return
+    if plan_file is not None:
+        refuse_beside_plan(ctx)
+        if (mixed := read_plan(plan_file)).mixed is not None:
+            _print_mixed(ctx, mixed, as_json, options)
+            return
     problem, strategy, assumptions = question(ctx, plan_file, options)
     with answering(as_json):
         result = estimate(problem, strategy=strategy)
@@ -77,7 +79,6 @@ def _print_mixed(ctx: click.Context, plan: Plan, as_json: bool, options: dict[st
 
     from .output import print_json, print_report
 
-    refuse_beside_plan(ctx)
     if drawn := [f"--{name}" for name in REPORT_NAMES if options[name] is not None]:
         raise click.UsageError(f"a plan for a mixed cluster has no {', '.join(drawn)} yet: leave that out", ctx)
     result = estimate(plan)
