@@ -63,6 +63,7 @@ def plan(
     progress: Callable[[Progress], None] | None = None,
     pools: Mapping[str, int] | Iterable[str] | None = None,
     between: str | float | None = None,
+    pools_as: str = "any",
     search: str = "auto",
     seed: int = 0,
     **inputs: Unpack[Question],
@@ -84,6 +85,8 @@ def plan(
         pools: in place of a cluster: GPUs of several types, ``{"h100": 64, "a100-40gb": 64}``. Stages are sized to their device and
             micro-batches to the speed of a replica, whichever is faster.
         between: bytes/s of a GPU between pools, one direction, or ``"25GB/s"``; the slower pool's network if left out.
+        pools_as: ``stages`` (one pipeline runs through the pools), ``replicas`` (each pool has its own, with micro-batches by speed: no
+            framework runs it) or ``any``.
         search: of pools, whether every use of them is looked at: ``auto``, ``exact`` or ``genetic``.
         seed: of the genetic search; the same seed gives the same plan.
         inputs: the cluster, the batch and the precision, prices and failures, see :class:`Inputs` and :class:`Question`.
@@ -109,6 +112,7 @@ def plan(
             inputs,
             objective=objective,
             effort=effort_of(stages, time_limit, progress),
+            pools_as=pools_as,
             method=search,
             seed=seed,
             top=max(top, 1),

@@ -242,6 +242,7 @@ def plan_pools(
     *,
     objective: str,
     effort: Effort,
+    pools_as: str,
     method: str,
     seed: int,
     top: int,
@@ -256,6 +257,7 @@ def plan_pools(
     """
     from autopar.search import Stages
     from autopar.search.mixed import Method, mixed_search
+    from autopar.search.pool_space import Manner
 
     faults: list[Fault] = []
     if objective != "step-time":
@@ -263,12 +265,15 @@ def plan_pools(
     if effort.stages is not Stages.EVEN:
         required = "layers are always placed stage by stage over pools"
         faults.append(Fault(field="stages", given=effort.stages.value, required=required, fix="leave it out"))
+    if pools_as not in ("any", *Manner):
+        faults.append(Fault(field="pools_as", given=repr(pools_as), required=f"one of any, {', '.join(Manner)}"))
     if method not in list(Method):
         faults.append(Fault(field="search", given=repr(method), required=f"one of {', '.join(Method)}"))
     asked = gather(faults, lambda: posed(model, pools, between, bounds, given))
     raise_if(faults)
     assert asked is not None, "gather keeps a fault where it returns nothing"
-    result = mixed_search(asked.problem, asked.constraints, top=top, method=Method(method), seed=seed, watch=effort.watch)
+    manners = tuple(Manner) if pools_as == "any" else (Manner(pools_as),)
+    result = mixed_search(asked.problem, asked.constraints, top=top, manners=manners, method=Method(method), seed=seed, watch=effort.watch)
     if result.best is not None:
         return _plan(asked, result, top=top, seed=seed)
     if result.summary.interrupted:
@@ -369,9 +374,15 @@ def expressed(plan: Plan) -> tuple[str, ...]:
 
     problem, mixed = mixed_of(plan)
     if len(mixed.lanes) > 1:
+        one_lane = next((each for each in plan.alternatives if len(each.lanes) == 1), None)
+        beside = ""
+        if one_lane is not None:
+            said = MixedStrategy(strategy=one_lane.strategy, lanes=one_lane.lanes).describe()
+            slower = one_lane.step_time_seconds / plan.estimate.step_time_seconds - 1
+            beside = f"; the fastest that one runs is {slower:.1%} slower: {said} (--pools-as stages plans it)"
         runs = ", ".join(f"{lane.num_microbatches} on {'/'.join(dict(lane.ranks_by_pool))}" for lane in mixed.lanes)
         why = "no framework that autopar exports to, nor its own runtime, gives replicas unequal micro-batches or recomputation"
-        return (f"{UNEQUAL}: {runs}; {why}",)
+        return (f"{UNEQUAL}: {runs} micro-batches; {why}{beside}",)
     question = Question.of(whole_problem(problem, tuple(problem.place(name) for name in mixed.pools)), mixed.strategy)
     order = ", then ".join(mixed.pools)
     found = []

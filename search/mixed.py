@@ -23,6 +23,7 @@ from autopar.costmodel.spec.strategy import Recompute, Strategy
 from .constraints import NO_CONSTRAINTS, Constraints
 from .genetic import Settings, evolve, require
 from .pool_shells import Shells
+from .pool_space import Manner
 from .pool_stages import Priced
 from .progress import Progress, Stopped, Watch
 from .result import SearchResult
@@ -81,7 +82,9 @@ class Found:
     refused: Counter[str] = field(default_factory=Counter)
     """By rule."""
     bound_seconds: float | None = None
-    """No strategy of the space is faster, where that is known."""
+    """No strategy of the manners looked at so far is faster."""
+    unbounded: bool = False
+    """Whether some of them have no bound."""
 
     @property
     def best_seconds(self) -> float:
@@ -93,12 +96,16 @@ class Found:
         return self.best_seconds * (1 - WORTH)
 
     def add(self, found: list[Priced]) -> None:
-        """Keep what is among the best; strategies that differ in their placement alone count once."""
+        """Keep what is among the best, and the best of one lane; strategies that differ in their placement alone count once."""
         whole = sorted([*self.ranked, *found], key=lambda each: (each.step_time_seconds, each.mixed.describe()))
         kept: dict[object, Priced] = {}
         for each in whole:
             kept.setdefault(_sizes(each.mixed), each)
-        self.ranked = list(kept.values())[: self.top]
+        order = list(kept.values())
+        runnable = next((each for each in order if len(each.mixed.lanes) == 1), None)
+        self.ranked = order[: self.top]
+        if runnable is not None and runnable not in self.ranked and self.top > 1:
+            self.ranked[-1] = runnable
 
 
 def _sizes(mixed: MixedStrategy) -> object:
@@ -112,6 +119,7 @@ def mixed_search(
     constraints: Constraints = NO_CONSTRAINTS,
     *,
     top: int = 5,
+    manners: tuple[Manner, ...] = tuple(Manner),
     method: Method = Method.AUTO,
     seed: int = 0,
     watch: Watch | None = None,
@@ -122,6 +130,7 @@ def mixed_search(
         problem: what to train, on what.
         constraints: sizes the user fixed, bounded or forbade; of a mixed strategy the pipeline ranks and replicas are those of all pools.
         top: how many to rank.
+        manners: the ways in which several pools may be used.
         method: all uses of the pools, or those a genetic search comes upon.
         seed: of the genetic search; the same seed gives the same plan.
         watch: asked between strategies; once it stops (or on KeyboardInterrupt) the best so far comes back.
@@ -132,10 +141,14 @@ def mixed_search(
     found, used = Found(top=top), Method.EXACT if method is Method.AUTO else method
     try:
         seeds = _uniform(problem, constraints, found, watch)
-        if not watch.stops():
-            shells = Shells(Machine.of(problem), constraints)
+        machine, found.tiled = Machine.of(problem), False
+        # stages first: what comes of them is proven the best that a framework runs, whatever replicas would take
+        for manner in sorted(manners, key=list(Manner).index):
+            if watch.stops():
+                break
+            shells = Shells(machine, constraints, manner)
             found.refused.update(shells.refused)
-            found.tiled = bool(shells.spaces)
+            found.tiled |= bool(shells.spaces)
             if method is Method.GENETIC or (method is Method.AUTO and shells.size > EXACT_ROWS):
                 used = Method.GENETIC
                 require()
@@ -144,21 +157,26 @@ def mixed_search(
                 _look(shells, found, watch)
     except KeyboardInterrupt:
         watch.stopped = Stopped.INTERRUPTED
-    bound = found.bound_seconds if watch.stopped is None and found.ranked else None
-    summary = SearchSummary(
+    return MixedResult(
+        ranked=tuple(found.ranked),
+        summary=_summary(found, used, watch.stopped),
+        references=tuple(found.references),
+        tiled=found.tiled,
+        seconds=watch.seconds,
+    )
+
+
+def _summary(found: Found, used: Method, stopped: Stopped | None) -> SearchSummary:
+    bound = None
+    if stopped is None and found.ranked and not found.unbounded:
+        bound = min(found.best_seconds, found.best_seconds if found.bound_seconds is None else found.bound_seconds)
+    return SearchSummary(
         evaluated=found.evaluated,
         rejected=dict(sorted(found.refused.items())),
         method=METHODS[used],
-        optimality=_optimality(found, bound, watch.stopped, used),
-        interrupted=watch.stopped is Stopped.INTERRUPTED,
+        optimality=_optimality(found, bound, stopped, used),
+        interrupted=stopped is Stopped.INTERRUPTED,
         bound_seconds=bound,
-    )
-    return MixedResult(
-        ranked=tuple(found.ranked),
-        references=tuple(found.references),
-        summary=summary,
-        tiled=found.tiled,
-        seconds=watch.seconds,
     )
 
 
@@ -234,7 +252,7 @@ def on_one_pool(name: str, strategy: Strategy, global_batch_size: int) -> MixedS
 def _look(shells: Shells, found: Found, watch: Watch) -> None:
     """Place the strategies of every use in the order of their bounds, until none could still be the best."""
     found.evaluated += shells.size
-    bounds: list[float] = []
+    bounds: list[float] = [] if found.bound_seconds is None else [found.bound_seconds]
     for shell in shells.below(found.limit):
         if shell.bound_seconds >= found.limit:
             bounds.append(shell.bound_seconds)
@@ -256,9 +274,10 @@ def _evolve(shells: Shells, seeds: list[Strategy], found: Found, seed: int, watc
         watch.tell(_progress(found))
         if watch.stops():
             return
-    if sum(len(space.rows) for space in shells.spaces) <= BOUNDED_ROWS:
-        bound = shells.least_bound(watch.stops)
-        found.bound_seconds = None if bound is None else min(found.best_seconds, bound)
+    if sum(len(space.rows) for space in shells.spaces) > BOUNDED_ROWS or (bound := shells.least_bound(watch.stops)) is None:
+        found.unbounded = True
+        return
+    found.bound_seconds = min([found.best_seconds, bound, *([] if found.bound_seconds is None else [found.bound_seconds])])
 
 
 def _progress(found: Found) -> Callable[[], Progress]:

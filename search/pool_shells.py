@@ -50,10 +50,11 @@ class Shell:
 
 
 class Shells:
-    """The strategies of every use of the pools."""
+    """The strategies of every use of the pools in one manner."""
 
-    def __init__(self, machine: Machine, constraints: Constraints) -> None:
-        self.machine, self.uses = machine, uses_of(machine.problem)
+    def __init__(self, machine: Machine, constraints: Constraints, manner: Manner) -> None:
+        self.machine = machine
+        self.uses = tuple(use for use in uses_of(machine.problem) if use.manner is manner)
         sets = dict.fromkeys((use.manner, tuple(sorted(use.pools))) for use in self.uses)
         spaces = [pool_space(machine.problem, manner, pools, constraints) for manner, pools in sets]
         self.refused = sum((Counter(space.refused) for space in spaces), start=Counter[str]())

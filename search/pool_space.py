@@ -24,8 +24,12 @@ from .space import RecomputeChoices, Space
 
 
 class Manner(StrEnum):
-    STAGES = "stages by pool"
-    REPLICAS = "replicas by pool"
+    """How several pools are used."""
+
+    STAGES = "stages"
+    """One pipeline runs through them."""
+    REPLICAS = "replicas"
+    """Each has pipelines of its own."""
 
 
 _TILES = {Manner.STAGES: "stages_divide_pools", Manner.REPLICAS: "replicas_divide_pools"}

@@ -79,6 +79,13 @@ class SeveralValues(click.Command):
 )
 @click.option("--between", metavar="RATE", help="Between pools, a GPU in one direction, e.g. 25GB/s.  [default: the slower pool's network]")
 @click.option(
+    "--pools-as",
+    type=click.Choice(("any", "stages", "replicas")),
+    default="any",
+    show_default=True,
+    help="One pipeline through the pools, or replicas in each with micro-batches by speed (which no framework runs).",
+)
+@click.option(
     "--search",
     type=click.Choice(("auto", "exact", "genetic")),
     default="auto",
@@ -113,7 +120,7 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
     check_targets({**options, "output": output})
     if options["pool"]:
         _print_pools(ctx, as_json, output, options)
-    elif beside := [f"--{name}" for name in ("between", "search") if _was_given(ctx, name)]:
+    elif beside := [f"--{name.replace('_', '-')}" for name in ("between", "search", "pools_as") if _was_given(ctx, name)]:
         raise click.UsageError(f"{' and '.join(beside)} goes with pools: give --pool too, e.g. --pool h100=64 a100-40gb=64", ctx)
     elif options["pareto"] is not None:
         _print_front(ctx, as_json, options)
@@ -181,6 +188,7 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
             progress=progress,
             pools=options["pool"],
             between=options["between"],
+            pools_as=options["pools_as"],
             search=options["search"],
             seed=options["seed"],
             **given_constraints(options),
