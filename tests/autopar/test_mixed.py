@@ -10,7 +10,8 @@ import autopar
 from autopar.costmodel.spec.errors import InvalidInputError, NoPlanError
 from autopar.costmodel.spec.plan import Plan
 from autopar.io.plan_file import dump_plan, parse_plan
-from autopar.mixed import estimate_of, expressed, mixed_of, parse_rate, posed, read_pools
+from autopar.io.pools import parse_rate, read_pools
+from autopar.mixed import estimate_of, expressed, mixed_of, posed
 from autopar.request import problem_of
 
 NO_BOUNDS = ((), (), (), ())
