@@ -71,6 +71,11 @@ def plan(
     stages: str = "even",
     time_limit: str | float | None = None,
     progress: Callable[[Progress], None] | None = None,
+    pools: Mapping[str, int] | Iterable[str] | None = None,
+    between: str | float | None = None,
+    pools_as: str = "any",
+    search: str = "auto",
+    seed: int = 0,
     **inputs: Unpack[Question],
 ) -> Plan:
     """The fastest strategy that fits (or the best by another objective), with the runners-up.
@@ -87,6 +92,13 @@ def plan(
             lets OR-Tools prove it where it can.
         time_limit: seconds, or ``"30s"``: the best of what was seen by then.
         progress: told how far the search is, some ten times a second.
+        pools: in place of a cluster: GPUs of several types, ``{"h100": 64, "a100-40gb": 64}``. Stages are sized to their device and
+            micro-batches to the speed of a replica, whichever is faster.
+        between: bytes/s of a GPU between pools, one direction, or ``"25GB/s"``; the slower pool's network if left out.
+        pools_as: ``stages`` (one pipeline runs through the pools), ``replicas`` (each pool has its own, with micro-batches by speed: no
+            framework runs it) or ``any``.
+        search: of pools, whether every use of them is looked at: ``auto``, ``exact`` or ``genetic``.
+        seed: of the genetic search; the same seed gives the same plan.
         inputs: the cluster, the batch and the precision, prices and failures, see :class:`Inputs` and :class:`Question`.
 
     Raises:
@@ -99,7 +111,26 @@ def plan(
     """
     from autopar.planning import nothing_fits, planned, replaced, searched
 
+    if pools is not None:
+        from autopar.mixed import plan_pools
+
+        return plan_pools(
+            model,
+            pools,
+            between,
+            (fix, maximum, minimum, forbid),
+            inputs,
+            objective=objective,
+            effort=effort_of(stages, time_limit, progress),
+            pools_as=pools_as,
+            method=search,
+            seed=seed,
+            top=max(top, 1),
+        )
     faults: list[Fault] = []
+    if between is not None:
+        fix = "for example pools={'h100': 64, 'a100': 64}"
+        faults.append(Fault(field="between", given=str(between), required="is the network between pools, and none are given", fix=fix))
     effort = gather(faults, lambda: effort_of(stages, time_limit, progress))
     asked = gather(faults, lambda: posed(model, (fix, maximum, minimum, forbid), objective, inputs))
     raise_if(faults)
@@ -247,6 +278,10 @@ def estimate(
     """
     from autopar.no_plan import NoPlan
 
+    if isinstance(model, Plan) and model.mixed is not None and strategy is None:
+        from autopar.mixed import estimate_of
+
+        return estimate_of(model)
     problem, chosen, _ = resolve(model, strategy, **inputs)
     refused = faults(problem, chosen)
     if refused:

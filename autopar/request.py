@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.framework import ExecutionProfile
     from autopar.costmodel.spec.hardware import HardwareProfile
     from autopar.costmodel.spec.measured import MeasuredProfile
-    from autopar.costmodel.spec.plan import Plan
+    from autopar.costmodel.spec.plan import Plan, PlanInputs
     from autopar.io.switch_tree import SwitchTree
 
 T = TypeVar("T")
@@ -97,8 +97,20 @@ def build_problem(
 
 
 def problem_of(plan: Plan) -> Problem:
-    """The problem that ``plan`` answers, from its own inputs."""
-    inputs = plan.inputs
+    """The problem that ``plan`` answers, from its own inputs.
+
+    Raises:
+        InvalidInputError: the plan is for a mixed cluster, which is no one problem.
+    """
+    if plan.mixed is not None:
+        given = f"a plan for a mixed cluster ({', '.join(f'{pool.name}={pool.cluster.num_gpus}' for pool in plan.mixed.pools)})"
+        required = "this takes plans for one kind of GPU"
+        raise InvalidInputError(Fault(field="plan", given=given, required=required, fix="autopar estimate prices it as it is"))
+    return problem_from(plan.inputs)
+
+
+def problem_from(inputs: PlanInputs) -> Problem:
+    """The problem that the inputs of a plan make."""
     problem = _problem(inputs.model, inputs.cluster, inputs.training, inputs.framework, inputs.memory_reserve_bytes, inputs.measured)
     return problem if inputs.calibration is None else _calibrated(problem, inputs.calibration, [])
 

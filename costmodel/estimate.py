@@ -40,16 +40,16 @@ def estimate(problem: Problem, strategy: Strategy) -> Estimate:
     inputs = Inputs.of(problem, uses if problem.measured is not None else None)
     (costs,) = stage_groups(inputs, StrategyColumns.of([strategy]), simulate=True)
     step_time = float(costs.step_seconds[0])
-    breakdown = _breakdown(inputs, costs)
-    stages = tuple(_stage(costs, rank) for rank in range(costs.shape.pipeline_parallel_size))
+    breakdown = breakdown_of(inputs, costs)
+    stages = tuple(stage_estimate(costs, rank) for rank in range(costs.shape.pipeline_parallel_size))
     peak = max(stage.peak_memory_bytes for stage in stages)
     gpus = problem.cluster.num_gpus
     flops = float(step_model_flops(inputs)) / step_time / gpus
-    hardware_flops = flops * _recomputation_factor(inputs, costs)
+    hardware_flops = flops * recomputation_factor(inputs, costs)
     rated = reference_flops(problem)
     capacity = float(problem.cluster.device.memory_bytes)
     tokens = problem.training.tokens_per_step
-    probability = _fit_probability(problem, peak, capacity)
+    probability = memory_probability(problem, peak, capacity)
     return Estimate(
         fits=peak <= capacity,
         step_time_seconds=step_time,
@@ -64,7 +64,7 @@ def estimate(problem: Problem, strategy: Strategy) -> Estimate:
         fit_probability=probability,
         time=breakdown,
         stages=stages,
-        warnings=_warnings(problem, strategy) + _memory_warnings(probability) + _coverage_warnings(uses),
+        warnings=_warnings(problem, strategy) + memory_warnings(probability) + _coverage_warnings(uses),
         provenance=_provenance(problem) | _coverage(problem, uses),
     )
 
@@ -106,14 +106,14 @@ def _interval(problem: Problem, seconds: float) -> Interval | None:
     return None if found is None else step_time_interval(seconds, found)
 
 
-def _fit_probability(problem: Problem, peak: float, capacity: float) -> float | None:
+def memory_probability(problem: Problem, peak: float, capacity: float) -> float | None:
     if problem.residuals is None:
         return None
     found = sample(problem.residuals.memory, regime_of(problem))
     return None if found is None else fit_probability(peak, capacity, found.values)
 
 
-def _memory_warnings(probability: float | None) -> tuple[str, ...]:
+def memory_warnings(probability: float | None) -> tuple[str, ...]:
     """Said where the errors of measured runs leave it open whether the strategy fits."""
     if probability is None or not UNSURE[0] < probability < UNSURE[1]:
         return ()
@@ -126,7 +126,7 @@ def reference_flops(problem: Problem) -> float:
     return float(peaks[problem.training.precision.linear])
 
 
-def _recomputation_factor(inputs: Inputs, costs: StageCosts) -> float:
+def recomputation_factor(inputs: Inputs, costs: StageCosts) -> float:
     """Hardware over model FLOPs: what is recomputed, over the three forwards of every step.
 
     Full recomputation repeats all but the head; selective the attention core and the framework's share of the rest.
@@ -140,7 +140,7 @@ def _recomputation_factor(inputs: Inputs, costs: StageCosts) -> float:
     return 1 + (full * (1 - head) + selective * (core + share * (1 - head - core))) / 3
 
 
-def _breakdown(inputs: Inputs, costs: StageCosts) -> TimeBreakdown:
+def breakdown_of(inputs: Inputs, costs: StageCosts) -> TimeBreakdown:
     """Seconds by term on the rank that works longest; its idle time is the bubble."""
     layer, shape, times = costs.layer, costs.shape, costs.times
     count = float(costs.num_microbatches[0]) / shape.directions
@@ -183,7 +183,7 @@ def _breakdown(inputs: Inputs, costs: StageCosts) -> TimeBreakdown:
     )
 
 
-def _stage(costs: StageCosts, rank: int) -> StageEstimate:
+def stage_estimate(costs: StageCosts, rank: int) -> StageEstimate:
     """What pipeline rank ``rank`` holds and takes."""
     shape, times, held, at_peak = costs.shape, costs.times, costs.held, costs.memory
     counts = shape.dense_layers + shape.moe_layers

@@ -94,12 +94,17 @@ def exposed_data_seconds(inputs: Inputs, costs: LayerCosts, held: Holdings, forw
     The gradient reduction hides behind the last micro-batch's backward, and rank r finishes before the ranks below it,
     whose backward passes it also hides behind; the parameter gather of ZeRO-1 and 2 hides behind the first forward the same way.
     """
-    framework, ranks = inputs.framework, forward.shape[1]
+    exposed, ranks = exposed_transfer_seconds(inputs, held, forward, backward), np.arange(forward.shape[1])
+    return exposed + column(tied_embedding_seconds(inputs, costs)) * np.isin(ranks, [0, len(ranks) - 1])
+
+
+def exposed_transfer_seconds(inputs: Inputs, held: Holdings, forward: Floats, backward: Floats) -> Floats:
+    """:func:`exposed_data_seconds` without the tied embedding: the reduction and the gather of ``held``, rows x ranks."""
+    framework = inputs.framework
     slack_forward = np.cumsum(forward, axis=1) - forward
     slack_backward = np.cumsum(backward, axis=1) - backward
     exposed = _exposed(held.reduction_seconds, column(framework.data_overlap), backward, slack_backward)
-    exposed = exposed + _exposed(held.gather_seconds, column(framework.param_gather_overlap), forward, slack_forward)
-    return exposed + column(_tied_embedding_seconds(inputs, costs)) * np.isin(np.arange(ranks), [0, ranks - 1])
+    return exposed + _exposed(held.gather_seconds, column(framework.param_gather_overlap), forward, slack_forward)
 
 
 _TAIL_PARTS = ("reduction_seconds", "gather_seconds", "rest_seconds")
@@ -146,7 +151,7 @@ def rank_tails(
     reduced = _exposed(held.reduction_seconds, column(framework.data_overlap), flat[3], np.zeros(1))
     gathered = _exposed(held.gather_seconds, column(framework.param_gather_overlap), flat[2], np.zeros(1))
     ends = np.isin(np.arange(ranks), [0, ranks - 1])[:, None] * np.ones(choices)
-    rest = held.optimizer_seconds + column(_tied_embedding_seconds(inputs, costs)) * ends.ravel()
+    rest = held.optimizer_seconds + column(tied_embedding_seconds(inputs, costs)) * ends.ravel()
     shape = (rows, ranks, choices)
     return Tails(reduction_seconds=reduced.reshape(shape), gather_seconds=gathered.reshape(shape), rest_seconds=rest.reshape(shape))
 
@@ -164,7 +169,7 @@ def tied_embedding_bytes(inputs: Inputs, costs: LayerSizes) -> Floats:
     return np.where((inputs.model.tied > 0) & (shard.pp > 1), table, 0)
 
 
-def _tied_embedding_seconds(inputs: Inputs, costs: LayerCosts) -> Floats:
+def tied_embedding_seconds(inputs: Inputs, costs: LayerCosts) -> Floats:
     """First and last pipeline rank add up their gradients of a tied embedding, after everything else."""
     table = tied_embedding_bytes(inputs, costs)
     far = ends_far_hops(inputs, costs.shard)

@@ -127,25 +127,29 @@ class StageBudget:
         return np.asarray(np.tensordot(stages, belongs, axes=(1, 0)) if stages.ndim == 2 else np.einsum("nsk,sr->nrk", stages, belongs))
 
 
-def stage_budgets(inputs: Inputs, strategies: StrategyColumns, *, plain: Recompute = Recompute.NONE) -> Iterator[StageBudget]:
+def stage_budgets(
+    inputs: Inputs, strategies: StrategyColumns, *, plain: Recompute = Recompute.NONE, transfers: bool = True
+) -> Iterator[StageBudget]:
     """The budgets of strategies of one problem, grouped by pipeline shape; their own splits and recomputation do not matter.
 
-    ``plain`` is how layers run that are not recomputed whole: what the fields say of nothing recomputed.
+    ``plain`` is how layers run that are not recomputed whole: what the fields say of nothing recomputed. Without ``transfers`` the
+    stages' seconds leave out what they send to each other.
     """
     nothing = np.zeros(len(strategies), dtype=np.int64)
     bare = strategies.with_columns(layer_split=nothing, recompute_split=nothing, num_recompute_layers=nothing)
     _, shape = distinct_rows(bare, _PIPELINE)
     for code in range(int(shape.max(initial=-1)) + 1):
         rows = np.flatnonzero(shape == code)
-        yield _Probe(inputs, bare.take(rows), plain).budget(rows)
+        yield _Probe(inputs, bare.take(rows), plain, transfers=transfers).budget(rows)
 
 
 class _Probe:
     """Asks the cost model about pipelines whose stages all hold the same few layers of one kind."""
 
-    def __init__(self, inputs: Inputs, strategies: StrategyColumns, plain: Recompute) -> None:
+    def __init__(self, inputs: Inputs, strategies: StrategyColumns, plain: Recompute, *, transfers: bool) -> None:
         self._inputs, self._strategies, self._plain = inputs, strategies, plain
-        self._costs: LayerCosts = layer_costs(inputs, strategies)
+        costs = layer_costs(inputs, strategies)
+        self._costs: LayerCosts = costs if transfers else replace(costs, boundary=0 * costs.boundary)
         self._shape = PipelineShape.of(inputs, strategies)
         self._is_expert = expert_layers(inputs)
 

@@ -34,6 +34,36 @@ def relaxed_slowest_seconds(budget: StageBudget) -> Floats:
     return np.where(possible, low, np.inf)
 
 
+def slowest_alike_seconds(budget: StageBudget, asked: int) -> float:
+    """The same for one strategy (N = 1) whose ranks all recompute the same share: ``asked`` of the mean number of layers a rank has.
+
+    Rank k then holds as many layers as fit both its time and its memory, which are straight lines in them.
+    """
+    kind = int(budget.is_expert.any())
+    layers = int(budget.is_expert.sum()) if kind else budget.num_layers
+    share = min(asked * budget.num_holders / budget.num_layers, 1.0)
+    stages = np.bincount(budget.holder)
+
+    def mixed(plain: Floats, recomputed: Floats) -> Floats:
+        return np.asarray(plain + share * (recomputed - plain))
+
+    base = mixed(budget.on_holders(budget.seconds.base)[0], budget.on_holders(budget.recomputed_seconds.base)[0])
+    slope = mixed(*(budget.on_holders(line.slope)[0, :, kind] / stages for line in (budget.seconds, budget.recomputed_seconds)))
+    # a rank of the other kind alone may unfold less
+    unfolded = (asked > 0) * budget.unfolded_bytes[0] * (kind == 0 or bool(budget.is_expert.all()))
+    held = mixed(budget.bytes.base[0], budget.recomputed_bytes.base[0] - budget.unfolded_bytes[0]) + unfolded
+    room = (budget.capacity_bytes - held) / mixed(budget.bytes.slope[0, :, kind], budget.recomputed_bytes.slope[0, :, kind])
+    most = np.maximum(room, 0)
+    if most.sum() < layers:
+        return float("inf")
+    low, high = float(base.max()), float(base.max() + layers * slope.max())
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        enough = np.minimum(np.maximum(middle - base, 0) / slope, most).sum() >= layers
+        low, high = (low, middle) if enough else (middle, high)
+    return low
+
+
 class _Ranks:
     """The coefficients of every rank, ``[N, R]``."""
 

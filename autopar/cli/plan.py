@@ -31,6 +31,7 @@ Examples:
   autopar plan --model llama3-70b --gpus 256 --objective cost --price 2.5USD
   autopar plan --model llama3-8b --gpus 64 --pareto time,gpus,cost --price 2.5 --plot front.svg
   autopar plan --model gpt-175b --gpus 1024 --mtbf-node 4000h --checkpoint-seconds 60
+  autopar plan --model llama3-70b --pool h100=64 a100-40gb=64 --between 25GB/s
   autopar plan --improve plan.json --measured 14.2s -o better.json
 
 \b
@@ -51,7 +52,7 @@ Exit code 1: no strategy fits. --json then has fits (false), reasons, faults,
 class SeveralValues(click.Command):
     """Lets ``--fix tp=8 pp=4`` give two values to one flag: every word up to the next flag is one."""
 
-    repeated: tuple[str, ...] = ("--fix", "--max", "--min", "--forbid", "--price")
+    repeated: tuple[str, ...] = ("--fix", "--max", "--min", "--forbid", "--price", "--pool")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         expanded: list[str] = []
@@ -77,6 +78,27 @@ class SeveralValues(click.Command):
     help="What the best strategy is best in.",
 )
 @stages_option
+@click.option(
+    "--pool", multiple=True, metavar="DEVICE=N", help="GPUs of one kind (a device or a node type); two pools or more: a mixed cluster."
+)
+@click.option("--between", metavar="RATE", help="Between pools, a GPU in one direction, e.g. 25GB/s.  [default: the slower pool's network]")
+@click.option(
+    "--pools-as",
+    type=click.Choice(("any", "stages", "replicas")),
+    default="any",
+    show_default=True,
+    help="One pipeline through the pools, or replicas in each with micro-batches by speed (which no framework runs).",
+)
+@click.option(
+    "--search",
+    type=click.Choice(("auto", "exact", "genetic")),
+    default="auto",
+    show_default=True,
+    help="Of pools: look at every use of them, or as a genetic search comes upon them; auto: the first while they are few.",
+)
+@click.option(
+    "--seed", type=WholeNumber(0, 2**31 - 1), default=0, show_default=True, metavar="N", help="Of the genetic search: same seed, same plan."
+)
 @click.option("--time-limit", metavar="TIME", help="Stop after this long with the best so far, e.g. 10s.")
 @aims_options()
 @click.option("--pareto", metavar="AXIS,...", help="Print the Pareto front of these axes instead, e.g. time,memory.")
@@ -100,7 +122,11 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
     if options["model"] is None:
         raise click.MissingParameter(ctx=ctx, param_type="option", param_hint="'--model' / '-m'")
     check_targets({**options, "output": output})
-    if options["pareto"] is not None:
+    if options["pool"]:
+        _print_pools(ctx, as_json, output, options)
+    elif beside := [f"--{name.replace('_', '-')}" for name in ("between", "search", "pools_as") if _was_given(ctx, name)]:
+        raise click.UsageError(f"{' and '.join(beside)} goes with pools: give --pool too, e.g. --pool h100=64 a100-40gb=64", ctx)
+    elif options["pareto"] is not None:
         _print_front(ctx, as_json, options)
     elif options["plot"] is not None:
         raise click.UsageError("--plot draws a Pareto front: give --pareto too, e.g. --pareto time,memory", ctx)
@@ -140,6 +166,48 @@ def _print_plan(ctx: click.Context, as_json: bool, output: str | None, options: 
         from autopar.report.text import plan_report
 
         print_report(plan_report(found))
+    if output is not None:
+        note(f"wrote {output}")
+    if was_interrupted(found.search):
+        note("interrupted: this is the best of the strategies seen so far")
+        ctx.exit(EXIT_INTERRUPTED)
+
+
+def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options: dict[str, Any]) -> None:
+    """``--pool``: the plan of a mixed cluster."""
+    from autopar.api import plan, was_interrupted, write_plan
+
+    from .output import answering, note, print_json, print_report
+    from .searching import searching
+
+    if clashing := [f"--{name}" for name in ("pareto", "plot", *REPORT_NAMES) if options[name] is not None]:
+        raise click.UsageError(f"a mixed cluster has no {', '.join(clashing)} yet: leave out that, or --pool", ctx)
+    with answering(as_json), searching() as progress:
+        found = plan(
+            options["model"],
+            top=options["top"],
+            objective=options["objective"],
+            stages=options["stages"],
+            time_limit=options["time_limit"],
+            progress=progress,
+            pools=options["pool"],
+            between=options["between"],
+            pools_as=options["pools_as"],
+            search=options["search"],
+            seed=options["seed"],
+            **given_constraints(options),
+            **given_aims(options),
+            **given_inputs(options),
+        )
+    if output is not None:
+        write_plan(found, output)
+    if as_json:
+        print_json(found)
+    else:
+        from autopar.mixed import expressed
+        from autopar.report.mixed import mixed_report
+
+        print_report(mixed_report(found, expressed(found)))
     if output is not None:
         note(f"wrote {output}")
     if was_interrupted(found.search):

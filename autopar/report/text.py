@@ -45,7 +45,7 @@ def plan_report(plan: Plan) -> Iterator[RenderableType]:
     yield from lines("assumed", inputs.assumptions)
     yield from lines("constraints", inputs.constraints)
     yield from lines("warnings", plan.estimate.warnings, style="yellow")
-    yield _search_line(plan.search)
+    yield search_line(plan.search)
 
 
 def estimate_report(problem: Problem, strategy: Strategy, estimate: Estimate, assumptions: Sequence[str]) -> Iterator[RenderableType]:
@@ -101,7 +101,7 @@ def strategy_rows(strategy: Strategy, global_batch_size: int) -> Iterator[tuple[
 
 def result_parts(estimate: Estimate) -> Iterator[RenderableType]:
     """Speed, then where the time goes, then where the memory goes."""
-    yield _speed_table(estimate)
+    yield speed_table(estimate)
     yield time_table(estimate)
     yield memory_table(estimate)
 
@@ -153,7 +153,8 @@ _KIND_NAMES = {
 }  # fmt: skip
 
 
-def _speed_table(estimate: Estimate) -> RenderableType:
+def speed_table(estimate: Estimate) -> RenderableType:
+    """Step time, throughput, utilisation and peak memory."""
     table = field_table("speed and memory")
     interval = estimate.step_time_interval
     spread = f"  ({format_seconds(interval.low)} to {format_seconds(interval.high)}, {interval.coverage:.0%})" if interval else ""
@@ -191,7 +192,8 @@ def _alternatives(plan: Plan) -> RenderableType:
     return table
 
 
-def _search_line(search: SearchSummary) -> Text:
+def search_line(search: SearchSummary) -> Text:
+    """What was looked at, how, and what was refused."""
     rejected = sum(search.rejected.values())
     rules = ", ".join(f"{name} {count:,}" for name, count in sorted(search.rejected.items(), key=lambda item: -item[1]) if count)
     text = f"searched {search.evaluated:,} strategies ({search.method}; {search.optimality})"

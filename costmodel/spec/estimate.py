@@ -71,6 +71,10 @@ class StageEstimate:
     microbatches_in_flight: float
     memory: StageMemory
     peak_memory_bytes: float
+    pool: str = ""
+    """Of a mixed cluster: whose GPUs the rank has. Replicas in several pools have a row for each."""
+    memory_capacity_bytes: float | None = None
+    """Of those GPUs; None: the estimate's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from .economics import Economics, Objective
 from .estimate import Estimate
 from .goodput import Goodput
 from .measured import MeasuredProfile
+from .mixed import Lane, MixedPlan
 from .model import ModelSpec
 from .strategy import Strategy
 from .training import TrainingSpec
@@ -72,6 +73,8 @@ class Alternative:
     """Closer to the best than the model orders published pairs of runs reliably."""
     separated_by: str = ""
     """Of a tie: the measurement that would tell the two apart."""
+    lanes: tuple[Lane, ...] = ()
+    """Of a mixed cluster: who carries it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,4 +122,6 @@ class Plan:
     """What failures leave, where their rate was given."""
     placement: Placement | None = None
     """Where there is something to say: named hosts, or more than two link tiers."""
+    mixed: MixedPlan | None = None
+    """Of a cluster of several device types; ``inputs.cluster`` is then its first pool's. Since 1.2."""
     schema_version: str = PLAN_SCHEMA_VERSION

@@ -40,15 +40,9 @@ def make_problem() -> MakeProblem:
         model: ModelSpec | str = DENSE, *, gpus: int = 8, batch: int = 16, length: int = 2048, memory: float | None = None, **framework: Any
     ) -> Problem:
         name = framework.pop("framework", "megatron-core")
-        precision, node = framework.pop("precision", None), framework.pop("node", 0)
-        problem, _ = build_problem(
-            model,
-            gpus=max(gpus, 16) if node else gpus,
-            global_batch_size=batch,
-            sequence_length=length,
-            framework=name,
-            precision=precision,
-        )
+        precision, gpu, node = framework.pop("precision", None), framework.pop("gpu", None), framework.pop("node", 0)
+        asked = {"global_batch_size": batch, "sequence_length": length, "framework": name, "precision": precision}
+        problem, _ = build_problem(model, gpus=max(gpus, 16) if node else gpus, gpu=gpu, **asked)
         cluster = problem.cluster
         if node:
             inner = replace(cluster.tiers[0], domain_size=node)

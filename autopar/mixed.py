@@ -1,0 +1,362 @@
+"""``autopar plan --pool``: from pools by name to a plan over all of them, and back from its file to an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autopar import __version__
+from autopar.costmodel.mixed_estimate import mixed_estimate
+from autopar.costmodel.pools import Between, MixedProblem, Pool
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, raise_if
+from autopar.costmodel.spec.mixed import MixedPlan, MixedStrategy, PoolSpec, Reference
+from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs
+from autopar.io.pools import Pools, parse_rate, read_pools
+from autopar.request import build_problem, gather, looks_like_path, problem_from, resized
+
+if TYPE_CHECKING:
+    from autopar.costmodel.problem import Problem
+    from autopar.costmodel.spec.cluster import LinkTier
+    from autopar.costmodel.spec.estimate import Estimate
+    from autopar.costmodel.spec.model import ModelSpec
+    from autopar.question import Bounds, Effort
+    from autopar.search import Constraints
+    from autopar.search.mixed import MixedResult
+
+
+NOT_TAKEN = {
+    "gpu": "the pools say the devices",
+    "gpus": "the pools say how many",
+    "cluster": "the pools are the cluster",
+    "profile": "measured and calibrated constants are of one device",
+    "allow_other_device": "measured constants are of one device",
+    "price": "cost is of one device type",
+    "mtbf_node": "failures are counted on one node type",
+    "checkpoint_seconds": "failures are counted on one node type",
+    "restart_seconds": "failures are counted on one node type",
+    "repair_time": "failures are counted on one node type",
+}
+"""What planning over pools does not take, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedQuestion:
+    """What was asked, understood."""
+
+    problem: MixedProblem
+    network_of: str
+    constraints: Constraints
+    texts: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+
+def posed(
+    model: str | Path | ModelSpec,
+    pools: Pools,
+    between: str | float | None,
+    bounds: Bounds,
+    given: Mapping[str, object],
+) -> MixedQuestion:
+    """The question, or all its faults at once.
+
+    Args:
+        model: as for :func:`autopar.plan`.
+        pools: devices or node types of the catalog (or cluster files), and the GPUs of each.
+        between: bytes/s of a GPU between pools, one direction, or text such as ``"25GB/s"``; None: the slower pool's network.
+        bounds: fixed, highest, lowest and forbidden, as :func:`autopar.question.read_constraints` takes them.
+        given: the other inputs of :func:`autopar.plan`.
+
+    Raises:
+        InvalidInputError: with all faults of the question.
+        UnavailableError: a device without the constants of its kernels.
+    """
+    from autopar.question import read_constraints
+
+    faults = [
+        Fault(field=name, given=str(given[name]), required=f"does not go together with pools: {why}", fix="leave it out")
+        for name, why in NOT_TAKEN.items()
+        if given.get(name) is not None
+    ]
+    others = {name: value for name, value in given.items() if name not in NOT_TAKEN}
+    named = gather(faults, lambda: read_pools(pools)) or {}
+    rate = None if between is None else gather(faults, lambda: parse_rate(between))
+    limits = gather(faults, lambda: read_constraints(*bounds))
+    found = _asked_of_each(model, named, others, faults)
+    if len({problem.training.precision for problem, _ in found.values()}) > 1:
+        found = _asked_of_each(model, named, {**others, "precision": "fp16"}, faults)
+    faults += _vendor_faults(found)
+    raise_if(list(dict.fromkeys(faults)))
+    assert limits is not None, "gather keeps a fault where it returns nothing"
+    link, network_of = _between([(name, problem) for name, (problem, _) in found.items()], rate)
+    problem = MixedProblem(pools=tuple(Pool(name=name, problem=each) for name, (each, _) in found.items()), between=link)
+    notes = dict.fromkeys(note for _, each in found.values() for note in each)
+    if rate is None:
+        tier = link.tier
+        notes[
+            f"between the pools: {tier.bandwidth / 1e9:g} GB/s a GPU, the network of {network_of} (the slower; --between says otherwise)"
+        ] = None
+    return MixedQuestion(problem=problem, network_of=network_of, constraints=limits[0], texts=limits[1], assumptions=tuple(notes))
+
+
+def _asked_of_each(
+    model: str | Path | ModelSpec, named: Mapping[str, int], given: Mapping[str, object], faults: list[Fault]
+) -> dict[str, tuple[Problem, tuple[str, ...]]]:
+    """The question to each pool, with what was assumed; the faults are kept."""
+    found = {}
+    for name, count in named.items():
+        answer = gather(faults, lambda name=name, count=count: _pool_problem(model, name, count, given))  # type: ignore[misc]
+        if answer is not None:
+            found[name] = answer
+    return found
+
+
+def _vendor_faults(found: Mapping[str, tuple[Problem, tuple[str, ...]]]) -> list[Fault]:
+    """Pools whose collective libraries do not talk to each other: NCCL on NVIDIA's devices, RCCL on AMD's."""
+    amd = [name for name, (problem, _) in found.items() if problem.cluster.device.architecture.lower().startswith("cdna")]
+    if not amd or len(amd) == len(found):
+        return []
+    required = "NCCL and RCCL do not talk to each other: no framework trains over both"
+    return [Fault(field="--pool", given=", ".join(found), required=required, fix=f"plan for {', '.join(amd)} and the others apart")]
+
+
+def _pool_problem(model: str | Path | ModelSpec, name: str, count: int, given: Mapping[str, object]) -> tuple[Problem, tuple[str, ...]]:
+    """The question to one pool; its faults name it."""
+    from autopar.catalog import hardware
+
+    is_cluster = looks_like_path(name) or name in hardware.cluster_names()
+    where: dict[str, object] = {"cluster" if is_cluster else "gpu": name, "gpus": count}
+    try:
+        return build_problem(model, **given, **where)  # type: ignore[arg-type]
+    except InvalidInputError as error:
+        own = ("num_gpus", "gpus", "gpu", "cluster", "device", "precision")
+        named = (replace(fault, field=f"--pool {name}: {fault.field}") if fault.field in own else fault for fault in error.faults)
+        raise InvalidInputError(tuple(named)) from None
+
+
+def _between(pools: list[tuple[str, Problem]], rate: float | None) -> tuple[Between, str]:
+    """The network between pools, and whose technology it has: the slowest network of the pools, at ``rate`` where that was given.
+
+    Raises:
+        InvalidInputError: no rate was given, and some pool is of a kind that has no network.
+    """
+    tiers: dict[str, tuple[LinkTier, Problem]] = {}
+    for name, problem in pools:
+        several = _with_network(problem)
+        if several is not None:
+            tiers[name] = (several.cluster.network_tier, several)
+    missing = [name for name, _ in pools if name not in tiers]
+    if not tiers or (missing and rate is None):
+        required = f"{' and '.join(missing)} has no network: how fast the pools are connected has to be said"
+        raise InvalidInputError(Fault(field="--between", given="", required=required, fix="for example --between 25GB/s"))
+    name = min(tiers, key=lambda each: tiers[each][0].bandwidth)
+    tier, problem = tiers[name]
+    named = replace(tier, name="between")
+    asked = named if rate is None else replace(named, bandwidth=rate, oversubscription=1.0)
+    return between_link(asked, problem, tier.name), name
+
+
+def between_link(tier: LinkTier, problem: Problem, like: str) -> Between:
+    """``tier`` with what is reached of a link of the technology that tier ``like`` of the problem's cluster has."""
+    from autopar.catalog.links import link_profiles
+
+    spelled = replace(tier, name=like)
+    (profile,) = link_profiles(replace(problem.cluster, tiers=(spelled,)))
+    return Between(tier=tier, profile=profile)
+
+
+def _with_network(problem: Problem) -> Problem | None:
+    """``problem`` with a network tier: as it is, or on two nodes of its kind; None where that kind comes alone."""
+    from autopar.costmodel.spec.cluster import LinkKind
+
+    if problem.cluster.network_tier.kind is LinkKind.NETWORK:
+        return problem
+    larger = resized(problem, 2 * problem.cluster.gpus_per_node)
+    return larger if larger is not None and larger.cluster.network_tier.kind is LinkKind.NETWORK else None
+
+
+def plan_pools(
+    model: str | Path | ModelSpec,
+    pools: Pools,
+    between: str | float | None,
+    bounds: Bounds,
+    given: Mapping[str, object],
+    *,
+    objective: str,
+    effort: Effort,
+    pools_as: str,
+    method: str,
+    seed: int,
+    top: int,
+) -> Plan:
+    """What :func:`autopar.plan` answers where it is given pools; see there.
+
+    Raises:
+        InvalidInputError: the question cannot mean anything, or asks what is not answered for pools; all its faults at once.
+        NoPlanError: nothing fits.
+        UnavailableError: a device without the constants of its kernels, or no DEAP where the search is genetic.
+        KeyboardInterrupt: before anything was found.
+    """
+    from autopar.search import Stages
+    from autopar.search.mixed import Method, mixed_search
+    from autopar.search.pool_space import Manner
+
+    faults: list[Fault] = []
+    if objective != "step-time":
+        faults.append(Fault(field="objective", given=objective, required="pools are planned for the shortest step", fix="leave it out"))
+    if effort.stages is not Stages.EVEN:
+        required = "layers are always placed stage by stage over pools"
+        faults.append(Fault(field="stages", given=effort.stages.value, required=required, fix="leave it out"))
+    if pools_as not in ("any", *Manner):
+        faults.append(Fault(field="pools_as", given=repr(pools_as), required=f"one of any, {', '.join(Manner)}"))
+    if method not in list(Method):
+        faults.append(Fault(field="search", given=repr(method), required=f"one of {', '.join(Method)}"))
+    asked = gather(faults, lambda: posed(model, pools, between, bounds, given))
+    raise_if(faults)
+    assert asked is not None, "gather keeps a fault where it returns nothing"
+    manners = tuple(Manner) if pools_as == "any" else (Manner(pools_as),)
+    result = mixed_search(asked.problem, asked.constraints, top=top, manners=manners, method=Method(method), seed=seed, watch=effort.watch)
+    if result.best is not None:
+        return _plan(asked, result, top=top, seed=seed)
+    if result.summary.interrupted:
+        raise KeyboardInterrupt("before a strategy that fits was found")
+    if effort.watch.stopped is not None:
+        limit = f"{effort.watch.time_limit_seconds:g} s"
+        raise NoPlanError(f"the time limit of {limit} ended the search before a strategy that fits was found")
+    raise _nothing_fits(asked, result)
+
+
+def _plan(asked: MixedQuestion, result: MixedResult, *, top: int, seed: int) -> Plan:
+    assert result.best is not None, "asked of a search that found something"
+    problem, chosen = asked.problem, result.best.mixed
+    first, estimate = problem.question, mixed_estimate(problem, chosen)
+    if not result.tiled:
+        estimate = replace(estimate, warnings=(*estimate.warnings, _untiled_text(asked)))
+    return Plan(
+        strategy=chosen.strategy,
+        estimate=estimate,
+        inputs=PlanInputs(
+            model=first.model,
+            cluster=first.cluster,
+            training=first.training,
+            framework=first.framework.id,
+            memory_reserve_bytes=first.memory_reserve_bytes,
+            constraints=asked.texts,
+            assumptions=asked.assumptions,
+        ),
+        search=result.summary,
+        alternatives=tuple(
+            Alternative(
+                strategy=each.mixed.strategy,
+                step_time_seconds=each.step_time_seconds,
+                peak_memory_bytes=each.peak_memory_bytes,
+                tie=False,
+                lanes=each.mixed.lanes,
+            )
+            for each in result.ranked[1:top]
+        ),
+        autopar_version=__version__,
+        mixed=MixedPlan(
+            pools=tuple(PoolSpec(name=pool.name, cluster=pool.problem.cluster) for pool in problem.pools),
+            between=problem.between.tier,
+            network_of=asked.network_of,
+            lanes=chosen.lanes,
+            seed=seed,
+            references=tuple(
+                Reference(name=each.name, strategy=each.strategy, step_time_seconds=each.step_time_seconds) for each in result.references
+            ),
+        ),
+    )
+
+
+def _untiled_text(asked: MixedQuestion) -> str:
+    """That no strategy uses several pools, and the nearest sizes with which one does."""
+    from autopar.search.pool_space import nearest_tiling
+
+    sizes = " and ".join(f"{pool.name}={pool.num_gpus}" for pool in asked.problem.pools)
+    near = nearest_tiling(asked.problem, asked.constraints)
+    fix = f"; nearest that one does: {near[0]}={near[1]}" if near else ""
+    return f"no strategy divides {sizes} into stages or replicas of one size: the best pool is used alone{fix}"
+
+
+def mixed_of(plan: Plan) -> tuple[MixedProblem, MixedStrategy]:
+    """The problem and the strategy of a plan for a mixed cluster, from its own inputs.
+
+    Raises:
+        InvalidInputError: the plan is for one kind of GPU.
+    """
+    if plan.mixed is None:
+        raise InvalidInputError(Fault(field="plan", given="a plan for one kind of GPU", required="a plan for a mixed cluster"))
+    problems = {pool.name: problem_from(replace(plan.inputs, cluster=pool.cluster)) for pool in plan.mixed.pools}
+    named = problems[plan.mixed.network_of]
+    several = _with_network(named) or named
+    link = between_link(plan.mixed.between, several, several.cluster.network_tier.name)
+    problem = MixedProblem(pools=tuple(Pool(name=name, problem=each) for name, each in problems.items()), between=link)
+    return problem, MixedStrategy(strategy=plan.strategy, lanes=plan.mixed.lanes)
+
+
+def estimate_of(plan: Plan) -> Estimate:
+    """The estimate of a plan for a mixed cluster, by this release."""
+    return mixed_estimate(*mixed_of(plan))
+
+
+UNEQUAL = "unequal_replicas"
+"""The rule that keeps replicas by pool from every framework."""
+
+
+def expressed(plan: Plan) -> tuple[str, ...]:
+    """Which of the frameworks that autopar exports to take a plan over pools, and by which rule the others do not.
+
+    Stages by pool are an explicit layer split: hosts are started in the order of the pools, and rank for rank the pipeline runs through
+    them. Replicas with unequal numbers of micro-batches, or with other recomputation in each pool, no framework has.
+    """
+    from autopar.exporters import exporter, exporter_names
+    from autopar.exporters.question import Question
+    from autopar.search.pool_space import whole_problem
+
+    problem, mixed = mixed_of(plan)
+    if len(mixed.lanes) > 1:
+        one_lane = next((each for each in plan.alternatives if len(each.lanes) == 1), None)
+        beside = ""
+        if one_lane is not None:
+            said = MixedStrategy(strategy=one_lane.strategy, lanes=one_lane.lanes).describe()
+            slower = one_lane.step_time_seconds / plan.estimate.step_time_seconds - 1
+            beside = f"; the fastest that one runs is {slower:.1%} slower: {said} (--pools-as stages plans it)"
+        runs = ", ".join(f"{lane.num_microbatches} on {'/'.join(dict(lane.ranks_by_pool))}" for lane in mixed.lanes)
+        why = "no framework that autopar exports to, nor its own runtime, gives replicas unequal micro-batches or recomputation"
+        return (f"{UNEQUAL}: {runs} micro-batches; {why}{beside}",)
+    question = Question.of(whole_problem(problem, tuple(problem.place(name) for name in mixed.pools)), mixed.strategy)
+    order = ", then ".join(mixed.pools)
+    found = []
+    for name in exporter_names():
+        broken = exporter(name).broken_rules(question)
+        takes = f"takes it: start the hosts of {order}" if len(mixed.pools) > 1 else f"takes it, on {order} alone"
+        found.append(f"{name} {takes}" if not broken else f"{name} does not: {broken[0]}")
+    return tuple(found)
+
+
+def _nothing_fits(asked: MixedQuestion, result: MixedResult) -> NoPlanError:
+    from autopar.costmodel.spec.units import format_bytes, format_count
+    from autopar.no_plan import NoPlan, SmallestCluster
+    from autopar.search import smallest_cluster
+
+    problem = asked.problem
+    where = " + ".join(
+        f"{pool.num_gpus:,} x {pool.problem.cluster.device.name} ({format_bytes(pool.problem.cluster.device.memory_bytes)})"
+        for pool in problem.pools
+    )
+    model = problem.question.model
+    lines = [f"nothing fits: {model.name} ({format_count(model.num_parameters)} parameters) on {where}"]
+    lines += [f"constraints: {', '.join(asked.texts)}"] if asked.texts else []
+    lines.append(f"{result.summary.evaluated:,} strategies were evaluated, over every use of the pools and on each alone")
+    roomiest = max(problem.pools, key=lambda pool: pool.problem.cluster.device.memory_bytes)
+    smallest = smallest_cluster(roomiest.problem, asked.constraints, resize=lambda gpus: resized(roomiest.problem, gpus))
+    if smallest is not None:
+        count, best = smallest[0].cluster.num_gpus, smallest[1].strategy
+        lines.append(f"smallest number of {roomiest.name} alone that holds it: {count:,} ({best.describe()})")
+    answer = NoPlan(
+        reasons=tuple(lines),
+        smallest_cluster=smallest and SmallestCluster(num_gpus=smallest[0].cluster.num_gpus, strategy=smallest[1].strategy),
+    )
+    return NoPlanError("\n".join(lines), answer)

@@ -1,0 +1,116 @@
+"""``autopar plan --pool``: a mixed cluster to a person, to a program and to Python; and what it says of questions that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import autopar as package
+from autopar.io.plan_file import dump_plan, read_plan
+
+POOLS = ("--model", "llama3.2-1b", "--pool", "h100=4", "a100-40gb=4", "--between", "25GB/s", "--gbs", 32)
+FEW = ("--fix", "mbs=1", "zero=1", "--max", "vpp=1")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    plan = package.plan(
+        "llama3.2-1b",
+        pools={"h100": 4, "a100-40gb": 4},
+        between="25GB/s",
+        global_batch_size=32,
+        fix={"mbs": 1, "zero": 1},
+        maximum={"vpp": 1},
+    )
+    package.write_plan(plan, path)
+    return path
+
+
+def test_python_and_the_command_line_agree(autopar, file: Path, tmp_path: Path) -> None:
+    written = tmp_path / "plan.json"
+    outcome = autopar("plan", *POOLS, *FEW, "-o", written, "--json", "--seed", 0)
+    assert outcome.code == 0
+    assert outcome.document == json.loads(file.read_text())
+    assert written.read_text() == file.read_text()
+    assert json.loads(dump_plan(read_plan(written))) == outcome.document
+    assert autopar("estimate", written, "--json").document == outcome.document["estimate"]
+
+
+def test_the_report_says_who_does_what_and_what_it_gains(autopar) -> None:
+    outcome = autopar("plan", *POOLS, *FEW, "--search", "exact")
+    assert outcome.code == 0
+    words = " ".join(outcome.out.split())
+    for expected in (
+        "4 x NVIDIA H100 SXM5 80GB (dgx-h100) + 4 x NVIDIA A100 SXM4 40GB (dgx-a100-40gb)",
+        "25 GB/s a GPU between the pools",
+        "who does what",
+        "what planning uniformly would take",
+        "all 8 GPUs as a100-40gb:",
+        "h100 alone:",
+        "who runs it",
+        "no measured run of a mixed cluster is known",
+        "no placement is faster by more than",
+    ):
+        assert expected in words
+    assert "\x1b" not in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= 100
+
+
+def test_the_genetic_search_says_that_it_is_one(autopar) -> None:
+    outcomes = [autopar("plan", *POOLS, *FEW, "--search", "genetic", "--seed", seed, "--json") for seed in (3, 3)]
+    assert outcomes[0].out == outcomes[1].out
+    search, mixed = outcomes[0].document["search"], outcomes[0].document["mixed"]
+    assert search["method"].startswith("genetic")
+    assert search["optimality"].startswith("heuristic")
+    assert mixed["seed"] == 3
+
+
+def test_estimate_prices_the_file_and_others_refuse_it(autopar, file: Path) -> None:
+    assert "who does what" in autopar("estimate", file).out
+    for command in (("explain", file), ("export", file, "--to", "megatron-lm"), ("compare", file, file), ("plan", "--improve", file)):
+        outcome = autopar(*command)
+        assert outcome.code == 2
+        assert "a plan for a mixed cluster (h100=4, a100-40gb=4)" in outcome.err
+    outcome = autopar("estimate", file, "--trace", "x.json")
+    assert (outcome.code, "no --trace yet" in outcome.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--pool", "h100=8"), "two pools or more are needed; one kind of GPU is planned for with --gpu h100 --gpus 8"),
+        (("--pool", "h100=0", "a100=8"), "above zero"),
+        (("--pool", "h100=8", "a100=8", "--gpus", 16), "gpus=16: does not go together with pools"),
+        (("--pool", "h100=8", "a100=8", "--cluster", "dgx-h100"), "cluster=dgx-h100: does not go together with pools"),
+        (("--pool", "h100=8", "a100=8", "--profile", "h200"), "profile=h200: does not go together with pools"),
+        (("--pool", "h100=8", "a100=8", "--price", "2.5"), "price="),
+        (("--pool", "h100=8", "a100=8", "--stages", "exact"), "stages=exact: layers are always placed"),
+        (("--pool", "h100=8", "a100=8", "--objective", "memory"), "objective=memory: pools are planned for the shortest step"),
+        (("--pool", "h100=8", "a100=8", "--pareto", "time,memory"), "no --pareto yet"),
+        (("--pool", "h100=8", "a100=8", "--report", "x.html"), "no --report yet"),
+        (("--pool", "h100=8", "a100=12"), "--pool a100: num_gpus=12"),
+        (("--pool", "h100=8", "h9000=8"), "--pool h9000: device='h9000': not a known device"),
+        (("--gpus", 8, "--between", "25GB/s"), "--between goes with pools"),
+        (("--gpus", 8, "--search", "exact"), "--search goes with pools"),
+    ],
+)
+def test_questions_that_are_none(autopar, arguments: tuple[object, ...], said: str) -> None:
+    outcome = autopar("plan", "--model", "llama3.2-1b", *arguments)
+    assert outcome.code == 2
+    assert said in " ".join(outcome.err.split())
+
+
+def test_nothing_fits_is_an_answer(autopar) -> None:
+    outcome = autopar(
+        "plan", "--model", "llama3-8b", "--pool", "h100=1", "a100-40gb=1", "--between", "1GB/s", "--forbid", "recompute", "--json"
+    )
+    assert outcome.code == 1
+    assert outcome.document["fits"] is False
+    assert "nothing fits" in outcome.err
+
+
+def test_a_seed_without_effect_is_fine(autopar) -> None:
+    assert autopar("plan", "--model", "llama3.2-1b", "--gpus", 1, "--gbs", 8, "--seed", 7).code == 0
