@@ -140,11 +140,12 @@ def plan(
         asked.aims.needs_price(asked.problem.cluster)
     if asked.aims.objective is Objective.MEMORY:
         refuse_uneven_memory(effort, "the strategy with the least memory")
-    result = searched(asked, effort, top=max(top, 1))
+    most = max(top, 1) * len(asked.problem.framework.rank_orders)  # of each strategy one order is told
+    result = searched(asked, effort, top=most)
     if result.best is None:
         refuse_unfinished(effort, interrupted=was_interrupted(result.summary))
         raise nothing_fits(asked.problem, asked.constraints, result, asked.texts)
-    asked, result = replaced(asked, result, effort, top=max(top, 1))
+    asked, result = replaced(asked, result, effort, top=most)
     assert result.best is not None, "the second search stands only where it found something"
     return planned(asked, result.best, result, top=max(top, 1))
 

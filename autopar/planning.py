@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,13 @@ from autopar.costmodel.spec.economics import Objective
 from autopar.costmodel.spec.errors import NoPlanError
 from autopar.costmodel.spec.goodput import Goodput
 from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs
+from autopar.costmodel.spec.strategy import RankOrder, Strategy
 from autopar.request import resized
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
     from autopar.costmodel.spec.economics import Economics
     from autopar.costmodel.spec.estimate import Estimate
-    from autopar.costmodel.spec.strategy import Strategy
     from autopar.question import Asked, Effort
     from autopar.search import Constraints, Ranked, SearchResult
 
@@ -88,14 +89,27 @@ def planned(asked: Asked, chosen: Strategy, result: SearchResult, *, top: int) -
                 tie=ranked.tie,
                 separated_by=_separation(problem, best, ranked) if ranked.tie else "",
             )
-            for ranked in result.ranked
-            if ranked.strategy != chosen
-        )[: top - 1],
+            for ranked in runners_up(result.ranked, chosen)[: top - 1]
+        ),
         autopar_version=__version__,
         economics=_economics(asked, best if goodput is None else goodput),
         goodput=goodput,
         placement=placement_of(problem, chosen),
     )
+
+
+def runners_up(ranked: Sequence[Ranked], chosen: Strategy) -> list[Ranked]:
+    """The others of ``ranked``; a strategy that differs from a faster one in the order of its ranks alone is not told again."""
+    seen, kept = {_unordered(chosen)}, []
+    for each in ranked:
+        if _unordered(each.strategy) not in seen:
+            seen.add(_unordered(each.strategy))
+            kept.append(each)
+    return kept
+
+
+def _unordered(strategy: Strategy) -> Strategy:
+    return replace(strategy, rank_order=RankOrder.TP_CP_DP_PP)
 
 
 def _goodput(asked: Asked, chosen: Strategy, best: Estimate) -> Goodput | None:
