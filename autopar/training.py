@@ -22,6 +22,7 @@ from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnavailableE
 from autopar.costmodel.spec.plan import Plan
 from autopar.plan_choice import choose, strategies
 from autopar.runtime.agreement import from_first_rank, rank_and_size
+from autopar.runtime.context import loss_faults, sequence_faults
 from autopar.runtime.engine import Engine, EngineOptions, build_engine
 from autopar.runtime.mesh import ensure_process_group
 from autopar.runtime.structure import read_structure
@@ -63,6 +64,7 @@ class Question:
     precision: str
     profile: str | Path | Calibration | None
     limits: Limits
+    loss_fn: LossFunction | None = None
 
 
 def parallelize(
@@ -128,6 +130,7 @@ def parallelize(
             precision=precision or ("fp32" if place.type == "cpu" else "bf16"),
             profile=profile,
             limits=limits,
+            loss_fn=loss_fn,
         )
         given = from_first_rank(lambda: plan_for(question, model, structure))
     training = given.inputs.training
@@ -165,7 +168,9 @@ def plan_for(question: Question, model: nn.Module, structure: ModelStructure) ->
     training = found.inputs.training
 
     def refused(strategy: Strategy) -> tuple[Fault, ...]:
-        return training_faults(model, structure, strategy, global_batch_size=training.global_batch_size, precision=training.precision)
+        faults = training_faults(model, structure, strategy, global_batch_size=training.global_batch_size, precision=training.precision)
+        split = (*sequence_faults(training.sequence_length, strategy, model), *loss_faults(question.loss_fn, strategy))
+        return (*faults, *split)
 
     for strategy in strategies(found, CANDIDATES):
         if not refused(strategy):

@@ -22,7 +22,7 @@ from . import checkpoint
 from .batches import batch_faults, micro_batches, num_rows, rows, to_device
 from .build import EngineOptions, ParallelModel, default_device, parallelise
 from .context import MASK
-from .context import sequence_faults as context_sequence_faults
+from .context import batch_faults as context_faults
 from .failures import TrainingFailedError
 from .gradients import GradientNorm, PartialGradients, SharedGradients
 from .local_step import optimizer_step
@@ -152,7 +152,7 @@ class Engine:
         given = expected if expected is None or not local_batch else expected // ranks
         faults = batch_faults(batch, given, multiple)
         if self._parallel.axes.context is not None and not faults:
-            faults += context_sequence_faults(batch, _sequence_length(batch), self.strategy, self.model_parts[0])
+            faults += context_faults(batch, _sequence_length(batch), self.strategy, self.model_parts[0])
         elif self.strategy.sequence_parallel and not faults:
             faults += sequence_faults(_sequence_length(batch), self.strategy.tensor_parallel_size)
         loss = next(iter(self._parallel.runners.values())).loss

@@ -66,8 +66,16 @@ def _dropout_reasons(model: nn.Module) -> Iterator[tuple[str, str]]:
             return
 
 
-def sequence_faults(batch: Batch, length: int, strategy: Strategy, model: nn.Module) -> list[Fault]:
+def batch_faults(batch: Batch, length: int, strategy: Strategy, model: nn.Module) -> list[Fault]:
     """Whether the sequences of ``batch``, of ``length`` tokens, can be split."""
+    faults = sequence_faults(length, strategy, model)
+    return [*faults, *_tensor_faults(batch)] if isinstance(batch, Mapping) else faults
+
+
+def sequence_faults(length: int, strategy: Strategy, model: nn.Module) -> list[Fault]:
+    """Whether sequences of ``length`` tokens can be split."""
+    if strategy.context_parallel_size == 1:
+        return []
     parts = 2 * strategy.context_parallel_size
     multiple = parts * (strategy.tensor_parallel_size if strategy.sequence_parallel else 1)
     faults = []
@@ -82,12 +90,10 @@ def sequence_faults(batch: Batch, length: int, strategy: Strategy, model: nn.Mod
     if isinstance(window, int) and 0 < window < length:
         required = "a sliding window that is shorter than the sequence is not split"
         faults.append(Fault(field="sliding_window", given=str(window), required=required, fix=f"sequences of {window}, or {FIELD}=1"))
-    if isinstance(batch, Mapping):
-        faults += _batch_faults(batch)
     return faults
 
 
-def _batch_faults(batch: Mapping[str, Tensor]) -> Iterator[Fault]:
+def _tensor_faults(batch: Mapping[str, Tensor]) -> Iterator[Fault]:
     for name, value in batch.items():
         if name == MASK and bool((value != 1).any()):
             required = "sequences without padding: split attention has no mask; labels may be ignored"

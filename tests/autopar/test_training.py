@@ -75,6 +75,20 @@ def test_without_a_plan_rank_0_plans_for_all(alone: list[float]) -> None:
     assert ranks[0][0] == pytest.approx(alone, rel=1e-5)
 
 
+def test_sequences_are_split_where_that_is_asked_for_and_not_under_a_users_loss(alone: list[float]) -> None:
+    def train(rank: int) -> tuple[list[float], str]:
+        del rank
+        options = {"optimizer": adamw, "global_batch_size": BATCH, "sequence_length": SEQUENCE, "fix": {"cp": 2}}
+        with pytest.raises(NoPlanError, match="loss_fn"):
+            autopar.parallelize(model(), loss_fn=lambda output, _: output.mean(), **options)  # type: ignore[arg-type]
+        engine = autopar.parallelize(model(), **options)  # type: ignore[arg-type]
+        return [engine.train_step(batch(step)) for step in range(3)], engine.strategy.describe()
+
+    for found, strategy in run_ranks(2, train):
+        assert "CP2" in strategy
+        assert found == pytest.approx(alone, rel=1e-5)
+
+
 def test_planning_passes_over_what_the_model_cannot_do() -> None:
     def train(rank: int) -> str:
         del rank

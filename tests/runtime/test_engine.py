@@ -139,7 +139,7 @@ def test_one_rank_with_a_bad_part_of_the_batch_stops_all() -> None:
 
 def test_all_faults_come_at_once_and_on_every_rank() -> None:
     strategy = Strategy(
-        data_parallel_size=3, context_parallel_size=2, pipeline_layers=(3,), zero_stage=3, shard_group_size=2, micro_batch_size=2
+        data_parallel_size=3, context_parallel_size=2, pipeline_layers=(3,), zero_stage=3, shard_group_size=4, micro_batch_size=2
     )
 
     def build(_: int) -> str:
@@ -152,8 +152,8 @@ def test_all_faults_come_at_once_and_on_every_rank() -> None:
     assert first == second
     assert first.splitlines() == [
         f"world_size=2: the plan needs 6 ranks ({strategy.describe()}); start the job with 6 processes",
-        "context_parallel_size=2: this runtime has no context parallel; use context_parallel_size=1",
-        "shard_group_size=2: a divisor of data_parallel_size=3; nearest valid: 1, 3",
+        "context_parallel_kind=ring: this runtime gathers keys and values (all_gather); use context_parallel_kind=all_gather",
+        "shard_group_size=4: a divisor of data_parallel_size=3 x context_parallel_size = 6; nearest valid: 1, 2, 3, 6",
         "pipeline_layers=3: 1 stages whose layers sum to the model's 4; leave it out for an even split",
         "precision=fp8: fp8 needs kernels that torch alone does not have, which this runtime does not provide; "
         "it runs bf16, amp-bf16, pure-bf16, fp32 or tf32; use bf16",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from autopar.costmodel.spec.errors import InvalidInputError
@@ -56,8 +55,8 @@ def test_models_whose_sequences_are_not_split(build: type[nn.Module], said: str)
 
 def test_a_window_shorter_than_the_sequence_is_refused() -> None:
     model = tiny("mistral")
-    assert sequence_faults(torch.zeros(2, 8), 8, CONTEXT, model) == []
-    (fault,) = sequence_faults(torch.zeros(2, 16), 16, CONTEXT, model)
+    assert sequence_faults(8, CONTEXT, model) == []
+    (fault,) = sequence_faults(16, CONTEXT, model)
     assert str(fault).startswith("sliding_window=8: a sliding window that is shorter than the sequence")
 
 
@@ -65,7 +64,7 @@ def test_parts_split_over_the_tensor_parallel_ranks_too() -> None:
     strategy = Strategy(
         context_parallel_size=2, context_parallel_kind=ContextParallelKind.ALL_GATHER, tensor_parallel_size=2, sequence_parallel=True
     )
-    (fault,) = sequence_faults(torch.zeros(2, 12), 12, strategy, nn.Identity())
+    (fault,) = sequence_faults(12, strategy, nn.Identity())
     assert "a multiple of 8" in fault.required
     assert fault.fix == "pad to 16"
 
