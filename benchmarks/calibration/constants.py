@@ -91,7 +91,9 @@ RELATIVES: tuple[frozenset[str], ...] = (
 )
 """Owners whose constants are pulled together: eras of one framework, devices of one architecture."""
 
-NOT_FITTED = {"nemolauncher": "recomputation is not stated: the scores of unfused attention would not fit without it, and how much was repeated is a guess"}
+NOT_FITTED = {
+    "nemolauncher": "recomputation is not stated: the scores of unfused attention would not fit without it, and how much was repeated is a guess"
+}
 """Families that are predicted but never fitted on, and why."""
 
 TRUST = {"bs-v100": 0.3, "h200-step": 4.0, "h200-hf_step": 4.0}
@@ -135,6 +137,20 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
         **_OVERHEAD,
     ),
     "DeepSpeed ZeRO-3": _of("deepspeed", gemm_share=(0.5, 1.1), sharded_overlap=(0, 1), sharded_bandwidth_share=(0.03, 1)),
+    "Megatron-Core": _shared(_CORE, **_TRANSFERS)
+    + _shared(("megatron-bridge-25", "megatron-bridge-26"), biased_expert_passes=(0.5, 10))
+    + _of("megatron-core", **_PASSES, **_OVERHEAD, **_EXPERTS)
+    + _of("megatron-mlperf", **_PASSES, **_OVERHEAD)
+    + _of("megatron-bridge-25", **_PASSES, **_OVERHEAD, **_EXPERTS)
+    + _of("megatron-bridge-26", **_PASSES, **_OVERHEAD, **_EXPERTS)
+    + _device("h100-sxm5-80gb", "gemm_efficiency", 0.66, 0.5, 0.69, "dgxc", "mbridge")
+    + _device("h100-sxm5-80gb", "fp8_efficiency", 0.67, 0.45, 0.69, "dgxc", "mbridge", "nemo2407", "mlperf-gpt3", "mlperf-llama31-405b")
+    + _device("gb200-nvl72", "gemm_efficiency", 0.6, 0.5, 0.74, "dgxc", "mbridge")
+    + _device("gb200-nvl72", "fp8_efficiency", 0.6, 0.45, 0.74, "dgxc", "mbridge")
+    + _device("gb300-nvl72", "gemm_efficiency", 0.6, 0.5, 0.74, "mbridge")
+    + _device("gb300-nvl72", "fp8_efficiency", 0.6, 0.45, 0.74, "mbridge")
+    + _device("b200-sxm", "gemm_efficiency", 0.57, 0.5, 0.74, "mbridge")
+    + _device("b200-sxm", "fp8_efficiency", 0.57, 0.45, 0.74, "mbridge"),
     "FSDP": _of(
         "fsdp",
         elementwise_forward_passes=(0.8, 6, 1.6),
@@ -153,18 +169,4 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
     )
     + _device("h100-sxm5-96gb-hbm2e", "gemm_efficiency", 0.58, 0.4, 0.8, "torchtitan"),
     "InternEvo": _of("internevo", gemm_share=(0.6, 1.1), tensor_overlap_forward=(0, 1), **_OVERHEAD),
-    "Megatron-Core": _shared(_CORE, **_TRANSFERS)
-    + _shared(("megatron-bridge-25", "megatron-bridge-26"), biased_expert_passes=(0.5, 10))
-    + _of("megatron-core", **_PASSES, **_OVERHEAD, **_EXPERTS)
-    + _of("megatron-mlperf", **_PASSES, **_OVERHEAD)
-    + _of("megatron-bridge-25", **_PASSES, **_OVERHEAD, **_EXPERTS)
-    + _of("megatron-bridge-26", **_PASSES, **_OVERHEAD, **_EXPERTS)
-    + _device("h100-sxm5-80gb", "gemm_efficiency", 0.68, 0.5, 0.74, "dgxc", "mbridge")
-    + _device("h100-sxm5-80gb", "fp8_efficiency", 0.67, 0.45, 0.74, "dgxc", "mbridge", "nemo2407", "mlperf-gpt3", "mlperf-llama31-405b")
-    + _device("gb200-nvl72", "gemm_efficiency", 0.6, 0.5, 0.74, "dgxc", "mbridge")
-    + _device("gb200-nvl72", "fp8_efficiency", 0.6, 0.45, 0.74, "dgxc", "mbridge")
-    + _device("gb300-nvl72", "gemm_efficiency", 0.6, 0.5, 0.74, "mbridge")
-    + _device("gb300-nvl72", "fp8_efficiency", 0.6, 0.45, 0.74, "mbridge")
-    + _device("b200-sxm", "gemm_efficiency", 0.57, 0.5, 0.74, "mbridge")
-    + _device("b200-sxm", "fp8_efficiency", 0.57, 0.45, 0.74, "mbridge"),
 }

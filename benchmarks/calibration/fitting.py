@@ -2,7 +2,8 @@
 
 The sum that is made smallest, over rows and constants (each in units of its range)::
 
-    sum rho(weight x log(predicted / measured)) + sum rho(PULL x (constant - documented)) + sum rho(KINSHIP x (constant - mean of its relatives))
+    sum rho(weight x log(predicted / measured))
+    + sum rho(PULL x (constant - documented)) + sum rho(KINSHIP x (constant - mean of its relatives))
 
 with rho the soft L1 loss of scipy at 0.1. Rows alone would send what they do not tell to a bound; the two pulls leave it where
 documentation or a related framework has it. Their strengths are those with the smallest errors on families left out
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from autopar.accuracy.cases import Case
-from autopar.costmodel.columns import Bools, Floats, StrategyColumns
+from autopar.costmodel.columns import Bools, Floats, StrategyColumns, gather
 from autopar.costmodel.compute import DeviceColumns
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.step import evaluate
@@ -27,7 +28,7 @@ from autopar.costmodel.step import evaluate
 from .constants import RELATIVES, TRUST, Constant
 
 EVALUATIONS = 25
-LEFT_OUT_EVALUATIONS = 10
+LEFT_OUT_EVALUATIONS = 6
 PULL = 0.3
 """Error of one row that a constant may make up for by moving over its whole range."""
 KINSHIP = 0.3
@@ -54,7 +55,7 @@ def members(cases: Sequence[Case], constants: Sequence[Constant]) -> Bools:
 
 
 def with_constants(inputs: Inputs, mine: Bools, constants: Sequence[Constant], values: Floats) -> Inputs:
-    """``inputs`` with each constant set in the rows of its owner (``mine``, of :func:`members`)."""
+    """``inputs`` with each constant set in the rows of its owner (``mine``, of :func:`members`); a value each, or one for each row."""
     profiles, device, wide = inputs.framework, inputs.device, inputs.wide_device
     low = inputs.training.low_precision_linear > 0
     for constant, rows, value in zip(constants, mine, values, strict=True):
@@ -69,23 +70,43 @@ def with_constants(inputs: Inputs, mine: Bools, constants: Sequence[Constant], v
     return replace(inputs, framework=profiles, device=device, wide_device=wide)
 
 
-def _with_rate(device: DeviceColumns, rows: Bools, value: float) -> DeviceColumns:
+def _with_rate(device: DeviceColumns, rows: Bools, value: Floats) -> DeviceColumns:
     """Sustained GEMM rate set in ``rows``, the rate of short kernels in proportion."""
     sustained = np.where(rows, value, device.gemm_efficiency)
     small = device.gemm_small_efficiency * sustained / device.gemm_efficiency
     return replace(device, gemm_efficiency=sustained, gemm_small_efficiency=small)
 
 
-def log_errors(cases: Sequence[Case], inputs: Inputs) -> Floats:
-    """Logarithm of predicted over measured."""
-    found = evaluate(inputs, StrategyColumns.of([case.strategy for case in cases]), simulate=False)
-    return np.log(found.step_time_seconds / np.array([case.measured_seconds for case in cases]))
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Measured rows as columns, ready to be predicted under any constants."""
+
+    inputs: Inputs
+    strategies: StrategyColumns
+    measured: Floats
+    mine: Bools
+    """constants x rows."""
+
+    @classmethod
+    def of(cls, cases: Sequence[Case], constants: Sequence[Constant]) -> Rows:
+        """The rows of ``cases``."""
+        inputs, strategies = Inputs.stacked([case.problem for case in cases]), StrategyColumns.of([case.strategy for case in cases])
+        return cls(inputs, strategies, np.array([case.measured_seconds for case in cases]), members(cases, constants))
+
+    def repeated(self, times: int) -> Rows:
+        """All of them, ``times`` over: many settings of the constants in one evaluation, which costs little more than one."""
+        index = np.tile(np.arange(len(self.measured)), times)
+        return Rows(gather(self.inputs, index), self.strategies.take(index), self.measured[index], self.mine[:, index])
+
+    def log_errors(self, constants: Sequence[Constant], values: Floats) -> Floats:
+        """Logarithm of predicted over measured."""
+        found = evaluate(with_constants(self.inputs, self.mine, constants, values), self.strategies, simulate=False)
+        return np.asarray(np.log(found.step_time_seconds / self.measured))
 
 
 def errors_of(cases: Sequence[Case], constants: Sequence[Constant], values: Floats) -> Floats:
     """Signed relative error of each row under these values."""
-    inputs = with_constants(Inputs.stacked([case.problem for case in cases]), members(cases, constants), constants, values)
-    return np.expm1(log_errors(cases, inputs))
+    return np.expm1(Rows.of(cases, constants).log_errors(constants, values))
 
 
 def family_weights(cases: Sequence[Case]) -> Floats:
@@ -103,26 +124,29 @@ def documented(constants: Sequence[Constant]) -> Floats:
 
 def fit(cases: Sequence[Case], constants: Sequence[Constant], *, evaluations: int = EVALUATIONS) -> Fit:
     """The constants that fit ``cases`` best."""
-    inputs, mine, weight = Inputs.stacked([case.problem for case in cases]), members(cases, constants), family_weights(cases)
+    rows, weight = Rows.of(cases, constants), family_weights(cases)
     low, high = np.array([c.low for c in constants]), np.array([c.high for c in constants])
     start = (documented(constants) - low) / (high - low)
     prior, kin = PULL * np.eye(len(constants)), KINSHIP * _kinship(constants)
-    together = _disjoint(mine)
+    together = _disjoint(rows.mine)
+    copies = rows.repeated(len(together) + 1)
 
     def errors(unit: Floats) -> Floats:
-        return log_errors(cases, with_constants(inputs, mine, constants, low + unit * (high - low)))
+        return rows.log_errors(constants, low + unit * (high - low))
 
     def residuals(unit: Floats) -> npt.NDArray[np.float64]:
         return np.concatenate([weight * errors(unit), prior @ (unit - start), kin @ unit])
 
     def slopes(unit: Floats) -> npt.NDArray[np.float64]:
-        base, found = errors(unit), np.zeros((len(cases), len(unit)))
-        for group in together:
-            moved = unit.copy()
-            moved[group] += np.where(unit[group] + STEP <= 1, STEP, -STEP)
-            change = errors(moved) - base
-            for column in group:
-                found[mine[column], column] = change[mine[column]] / (moved[column] - unit[column])
+        step = np.where(unit + STEP <= 1, STEP, -STEP)
+        moved = np.repeat(unit[:, None], len(together) + 1, axis=1)
+        for copy, group in enumerate(together, start=1):
+            moved[group, copy] += step[group]
+        values = low[:, None] + np.repeat(moved, len(cases), axis=1) * (high - low)[:, None]
+        base, *changed = copies.log_errors(constants, values).reshape(-1, len(cases))
+        found = np.zeros((len(cases), len(unit)))
+        for group, after in zip(together, changed, strict=True):
+            found[:, group] = rows.mine[group].T * ((after - base)[:, None] / step[group])
         return np.concatenate([weight[:, None] * found, prior, kin])
 
     first = np.clip(start, STEP, 1 - STEP)

@@ -37,7 +37,7 @@ class ExecutionProfile:
     expert_passes: float
     """The same for the routed rows of experts: permutation there and back, activation."""
     biased_expert_passes: float
-    """The same for the activation of experts with biases, on top: gpt-oss' clamped unit, a kernel each for bias, clamps, sigmoid and products."""
+    """The same for the activation of experts with biases, on top: gpt-oss' unit, one kernel each for bias, clamps, sigmoid and products."""
     elementwise_kernels: float
     """Memory-bound kernels of one layer's forward; each pays the device's ramp."""
     kernels_per_layer_forward: float
