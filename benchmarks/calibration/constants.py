@@ -92,7 +92,7 @@ RELATIVES: tuple[frozenset[str], ...] = (
 """Owners whose constants are pulled together: eras of one framework, devices of one architecture."""
 
 NOT_FITTED = {
-    "nemolauncher": "recomputation is not stated: the scores of unfused attention would not fit without it, and how much was repeated is a guess"
+    "nemolauncher": "recomputation is not stated: the scores of unfused attention would not fit without, how much was repeated is a guess"
 }
 """Families that are predicted but never fitted on, and why."""
 

@@ -3,8 +3,8 @@
     python -m benchmarks.calibration.steps [--only GROUP] [--write] [--left-out FILE]
 
 A constant belongs to a framework (``autopar/catalog/frameworks``) or a device (``autopar/catalog/profiles``), never to
-a model, a family of runs or a row. A group takes the constants of devices that others fit from the catalog: write Megatron-Core's first, the
-rest in a second call. What a fit makes smallest is in :mod:`fitting`. Every fit starts from documented values, not from the
+a model, a family of runs or a row. A group takes the constants of devices that others fit from the catalog: write Megatron-Core's
+first, the rest in a second call. What a fit makes smallest is in :mod:`fitting`. Every fit starts from documented values, not from the
 catalog's, which have seen the rows that are left out.
 """
 
