@@ -88,10 +88,12 @@ class FrameworkColumns:
     rotary_passes: Floats
     gated_activation_passes: Floats
     expert_passes: Floats
+    biased_expert_passes: Floats
     elementwise_kernels: Floats
     kernels_per_layer_forward: Floats
     kernels_per_layer_backward: Floats
     kernels_per_expert_layer: Floats
+    kernels_per_local_expert: Floats
     host_launch_factor: Floats
     host_seconds_per_collective: Floats
     fused_gradient_accumulation: Floats

@@ -99,7 +99,7 @@ class KernelTimes:
     @classmethod
     def of(cls, inputs: Inputs, shard: Shard, work: LayerWork) -> KernelTimes:
         """Times of the layer's products, its attention core and its memory-bound operators."""
-        matrix, input_gradient, weight_gradient = _matrix_seconds(inputs, work.gemms)
+        matrix, input_gradient, weight_gradient = _matrix_seconds(inputs, work.gemms, shard.num_microbatches)
         attention, attention_backward = _attention_core_seconds(inputs, shard)
         elementwise, elementwise_backward = _elementwise_seconds(inputs, work.traffic)
         share, share_backward = work.elementwise_shares
@@ -168,8 +168,10 @@ def _layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups: Gr
     tensor_backward = collective - framework.tensor_overlap_backward * np.minimum(collective, kernels.weight_gradient)
     context, context_backward = context_seconds(inputs, shard, groups, kernels.attention, kernels.attention_backward)
     in_line, in_line_backward = kernels.forward + tensor + context, kernels.backward + tensor_backward + context_backward
-    extra = framework.kernels_per_expert_layer * (work.expert_parameters > 0)
-    launches, launches_backward = framework.kernels_per_layer_forward + extra, framework.kernels_per_layer_backward + extra
+    has_experts = work.expert_parameters > 0
+    extra, each = framework.kernels_per_expert_layer * has_experts, framework.kernels_per_local_expert * shard.local_experts * has_experts
+    launches = framework.kernels_per_layer_forward + extra + each
+    launches_backward = framework.kernels_per_layer_backward + extra + 2 * each
     host = _host_seconds(inputs, shard, launches, work.reductions, in_line)
     host_backward = _host_seconds(inputs, shard, launches_backward, work.reductions, in_line_backward)
     hidden = framework.expert_overlap * np.minimum(work.exchange, in_line + host)
@@ -219,8 +221,11 @@ def _selective(inputs: Inputs, kernels: KernelTimes, shard: Shard, context: Floa
     )
 
 
-def _matrix_seconds(inputs: Inputs, gemms: Sequence[Gemm]) -> tuple[Floats, Floats, Floats]:
-    """Forward, input-gradient and weight-gradient seconds of a list of linear layers."""
+def _matrix_seconds(inputs: Inputs, gemms: Sequence[Gemm], micro_batches: Floats) -> tuple[Floats, Floats, Floats]:
+    """Forward, input-gradient and weight-gradient seconds of a list of linear layers.
+
+    FP8 casts the inputs on every micro-batch; weights once a step, for the first one, and keeps them.
+    """
     forward: Floats = np.asarray(0.0)
     input_gradient: Floats = np.asarray(0.0)
     weight_gradient: Floats = np.asarray(0.0)
@@ -231,7 +236,7 @@ def _matrix_seconds(inputs: Inputs, gemms: Sequence[Gemm]) -> tuple[Floats, Floa
         m, n, k = np.maximum(gemm.m, 1), np.maximum(gemm.n, 1), gemm.k
         device = inputs.device if gemm.linear else inputs.wide_device
         low = inputs.training.low_precision_linear * gemm.linear
-        casts = low * cast_seconds(device, gemm.count * (m * k + n * k))
+        casts = low * cast_seconds(device, gemm.count * (m * k + n * k / micro_batches))
         gradient_casts = low * cast_seconds(device, gemm.count * m * n)
         forward = forward + present * (gemm_seconds(device, m, n, k, layout=GemmLayout.FORWARD, count=gemm.count) + casts)
         input_gradient = input_gradient + present * (

@@ -196,8 +196,9 @@ def expert_traffic(inputs: Inputs, shard: Shard) -> Traffic:
     model, e = inputs.model, inputs.training.activation_bytes
     rows = shard.expert_rows * inputs.framework.expert_imbalance
     moved = e * rows * model.hidden
-    activated = e * rows * model.moe_ffn / shard.etp * activation_passes(inputs)
     framework = inputs.framework
+    unfused = np.where(model.expert_bias > 0, framework.biased_expert_passes, 1.0)
+    activated = e * rows * model.moe_ffn / shard.etp * activation_passes(inputs) * unfused
     routed = Traffic(
         forward=(4 * moved + activated * (2 + model.gated)) * framework.expert_passes / framework.elementwise_forward_passes,
         backward=(4 * moved + activated * (3 + 2 * model.gated)) * framework.expert_passes / framework.elementwise_backward_passes,

@@ -17,6 +17,7 @@ from autopar.catalog.profiles import hardware_profile
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.cluster import ClusterSpec
 from autopar.costmodel.spec.errors import AutoparError, InvalidInputError
+from autopar.costmodel.spec.framework import ExecutionProfile
 from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
 from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy
 from autopar.costmodel.spec.training import TrainingSpec, precision_named
@@ -50,11 +51,12 @@ _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"vtrain", "megatron-vtrain"),
     (r"pytorch-eager", "pytorch-eager"),
     (r"transformers", "transformers"),
-    (r"megatron-bridge.*(25\.|26\.02)", "megatron-bridge-25"),
+    (r"megatron-bridge.*(25\.|26\.0[1-5])", "megatron-bridge-25"),
     (r"megatron-bridge", "megatron-bridge-26"),
     (r"zero-3", "deepspeed"),
     (r"deepspeed", "megatron-deepspeed"),
     (r"mlperf", "megatron-mlperf"),
+    (r"nemo-megatron (1\d|2[0-3])\.", "megatron-2022"),  # its configurations turn flash attention on from 24.01
     (r"nemo|megatron-core", "megatron-core"),
     (r"megatron-lm.*(2019|2020|8aa4619f)", "megatron-2019"),
     (r"megatron-lm.*2022", "megatron-2022"),
@@ -81,6 +83,36 @@ def framework_profile_id(text: str) -> str:
     raise UnscorableError(f"no execution profile describes framework {text!r}")
 
 
+_UNCOMPILED = (
+    "elementwise_forward_passes",
+    "elementwise_backward_passes",
+    "rotary_passes",
+    "gated_activation_passes",
+    "elementwise_kernels",
+)
+ASYNC_TENSOR_OVERLAP = 0.7
+"""Share of the products that torchtitan's asynchronous tensor parallelism hides its collectives behind: eight chunks, the first exposed."""
+
+
+def _profile(run: Run, machines: ClusterSpec, notes: list[str]) -> ExecutionProfile:
+    """The profile of the row's framework and release, with what its notes say of how the run was made."""
+    if not run.framework:
+        return framework("megatron-core")
+    name, notes_of_run = framework_profile_id(run.framework), run.notes.lower()
+    if name == "megatron-bridge-26" and machines.device.architecture.lower() == "hopper":
+        notes.append("profile of the earlier releases: the grouped kernels of 26.06 are Blackwell's")
+        return framework("megatron-bridge-25")
+    profile = framework(name)
+    if name == "torchtitan" and re.search(r"async ?tp", notes_of_run):
+        notes.append("asynchronous tensor parallelism, as the row's notes say")
+        return replace(profile, tensor_overlap_forward=ASYNC_TENSOR_OVERLAP, tensor_overlap_backward=ASYNC_TENSOR_OVERLAP)
+    if name == "torchtitan" and re.match(r"table \d+: fsdp(;|$)", notes_of_run):
+        notes.append("not compiled, as the row's notes say")
+        eager = framework("pytorch-eager")
+        return replace(profile, id="torchtitan, not compiled", **{field: getattr(eager, field) for field in _UNCOMPILED})
+    return profile
+
+
 def case_of(run: Run, *, model: ModelSpec | None = None, machines: ClusterSpec | None = None) -> Case | Skipped:
     """The problem and strategy of ``run``, or the reason why there is none.
 
@@ -101,8 +133,8 @@ def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Ca
     notes: list[str] = []
     _require(run)
     spec = model or _model(run, notes)
-    profile = framework(framework_profile_id(run.framework)) if run.framework else framework("megatron-core")
     machines = machines or cluster_of(run, notes)
+    profile = _profile(run, machines, notes)
     precision = precision_named(precision_of(run, machines, notes))
     training = TrainingSpec(global_batch_size=known(run.global_batch_size), sequence_length=known(run.sequence_length), precision=precision)
     problem = Problem(
@@ -271,10 +303,11 @@ def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
     if tp * pp * cp * dp != count:
         raise UnscorableError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is {tp * pp * cp * dp}, not num_gpus={count}")
     micro = run.micro_batch_size or known(_whole_batch(run))
-    if problem.framework.id == "torchtitan" and pp > 1:
-        notes.append("micro-batch taken as 1: torchtitan states a pipeline's local batch, which it splits")
-        micro = 1
     vpp = run.virtual_pipeline_stages or 1
+    if problem.framework.id == "torchtitan" and pp > 1:
+        notes.append("micro-batch taken as the local batch over the stages: torchtitan splits it into one for each unless told otherwise")
+        micro = max(known(run.global_batch_size) // (dp * pp), 1)
+        vpp = 2 if vpp == 1 and "interleaved" in run.notes.lower() else vpp
     sp = run.sequence_parallel
     if sp is None:
         sp = tp > 1 and problem.framework.sequence_parallel
@@ -291,7 +324,7 @@ def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
         pipeline_schedule=schedule,
         context_parallel_size=cp,
         expert_parallel_size=(run.expert_parallel_size or 1) if expert else 1,
-        expert_tensor_parallel_size=(run.expert_tensor_parallel_size or 1) if expert else 1,
+        expert_tensor_parallel_size=_expert_tensor(run, problem, notes) if expert else 1,
         data_parallel_size=dp,
         micro_batch_size=micro,
         zero_stage=_zero_stage(run, problem),
@@ -299,6 +332,21 @@ def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
         num_recompute_layers=layers,
         rank_order=next((order for order in RankOrder if f"{ORDER_NOTE}{order.value}" in run.notes), RankOrder.TP_CP_DP_PP),
     )
+
+
+def _expert_tensor(run: Run, problem: Problem, notes: list[str]) -> int:
+    """Expert-tensor-parallel size: a column, ``ETP=n`` among the notes, else the framework's default.
+
+    Megatron-Core splits experts like the dense layers unless told not to; Megatron-Bridge's recipes tell it.
+    """
+    if run.expert_tensor_parallel_size:
+        return run.expert_tensor_parallel_size
+    if stated := re.search(r"\betp\s*=\s*(\d+)", run.notes, re.IGNORECASE):
+        return int(stated[1])
+    if problem.framework.id != "megatron-core" or known(run.tensor_parallel_size) == 1:
+        return 1
+    notes.append("expert_tensor_parallel_size taken as tensor_parallel_size, Megatron-Core's default")
+    return known(run.tensor_parallel_size)
 
 
 def _zero_stage(run: Run, problem: Problem) -> int:
@@ -320,6 +368,7 @@ def _zero_stage(run: Run, problem: Problem) -> int:
     return min(1, max(problem.framework.zero_stages))
 
 
+_UNSTATED_IS_SELECTIVE = r"nemo-megatron (1\d|2[0-3])\."
 _UNSTATED_IS_FULL = ("megatron-2019", "megatron-2021", "megatron-deepspeed", "deepspeed")
 
 
@@ -339,5 +388,8 @@ def _recompute(run: Run, problem: Problem, notes: list[str]) -> tuple[Recompute,
     if problem.framework.id in _UNSTATED_IS_FULL:
         notes.append("recompute taken as full, as that framework's large runs were")
         return Recompute.FULL, 0
+    if re.search(_UNSTATED_IS_SELECTIVE, run.framework, re.IGNORECASE):
+        notes.append("recompute taken as selective: the scores of unfused attention would not fit")
+        return Recompute.SELECTIVE, 0
     notes.append("recompute taken as none")
     return Recompute.NONE, 0

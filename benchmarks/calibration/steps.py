@@ -3,9 +3,9 @@
     python -m benchmarks.calibration.steps [--only GROUP] [--write] [--left-out FILE]
 
 A constant belongs to a framework (``autopar/catalog/frameworks``) or a device (``autopar/catalog/profiles``), never to
-a model, a family of runs or a row. Errors are of the logarithm, robust (soft L1), with a weak pull towards the starting value,
-so that what the rows do not tell stays where it was. Fits without some rows start from documented values, not from the catalog's, which
-have seen those rows.
+a model, a family of runs or a row. A group takes the constants of devices that others fit from the catalog: write Megatron-Core's
+first, the rest in a second call. What a fit makes smallest is in :mod:`fitting`. Every fit starts from documented values, not from the
+catalog's, which have seen the rows that are left out.
 """
 
 from __future__ import annotations
@@ -13,32 +13,24 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-from scipy.optimize import least_squares
 
 from autopar.accuracy.cases import Case, case_of
 from autopar.catalog.frameworks import FOLDER
 from autopar.catalog.hardware import device
 from autopar.catalog.profiles import FOLDER as PROFILES
 from autopar.catalog.profiles import hardware_profile
-from autopar.costmodel.columns import Bools, Floats, StrategyColumns
-from autopar.costmodel.compute import DeviceColumns
-from autopar.costmodel.inputs import Inputs
-from autopar.costmodel.step import evaluate
+from autopar.costmodel.columns import Floats
 from benchmarks.accuracy.tables import shipped_runs
 from benchmarks.accuracy.targets import TIME_TARGETS
 
-from .constants import CONSTANTS, NOT_FITTED, TRUST, Constant
-
-LEFT_OUT_EVALUATIONS = 7
-PULL = 0.1
-"""Error of one row that a constant may make up for by moving over its whole range."""
+from .constants import CONSTANTS, NOT_FITTED, Constant
+from .fitting import Fit, fit, left_out
 
 
 def load_cases() -> list[Case]:
@@ -47,115 +39,18 @@ def load_cases() -> list[Case]:
     return [case for run in runs if isinstance(case := case_of(run), Case) and case.measured_seconds]
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Constants and the rows they are fitted on."""
-
-    constants: tuple[Constant, ...]
-    values: Floats
-    errors: Floats
-    """Signed relative error of each row."""
-
-
-def with_constants(inputs: Inputs, cases: Sequence[Case], constants: Sequence[Constant], values: Floats) -> Inputs:
-    """``inputs`` with each constant set in the rows of its owner."""
-    profiles, device, wide = inputs.framework, inputs.device, inputs.wide_device
-    low = inputs.training.low_precision_linear > 0
-    for constant, value in zip(constants, values, strict=True):
-        mine = np.array([constant.applies_to(case) for case in cases])
-        if constant.owner == "framework":
-            profiles = replace(profiles, **{constant.field: np.where(mine, value, getattr(profiles, constant.field))})
-        elif constant.field == "gemm_efficiency":
-            device, wide = _with_rate(device, mine & ~low, value), _with_rate(wide, mine, value)
-        elif constant.field == "fp8_efficiency":
-            device = _with_rate(device, mine & low, value)
-        else:
-            device, wide = (replace(c, **{constant.field: np.where(mine, value, getattr(c, constant.field))}) for c in (device, wide))
-    return replace(inputs, framework=profiles, device=device, wide_device=wide)
-
-
-def _with_rate(device: DeviceColumns, rows: Bools, value: float) -> DeviceColumns:
-    """Sustained GEMM rate set in ``rows``, the rate of short kernels in proportion."""
-    sustained = np.where(rows, value, device.gemm_efficiency)
-    small = device.gemm_small_efficiency * sustained / device.gemm_efficiency
-    return replace(device, gemm_efficiency=sustained, gemm_small_efficiency=small)
-
-
-def log_errors(cases: Sequence[Case], inputs: Inputs) -> Floats:
-    """Logarithm of predicted over measured."""
-    found = evaluate(inputs, StrategyColumns.of([case.strategy for case in cases]), simulate=False)
-    return np.log(found.step_time_seconds / np.array([case.measured_seconds for case in cases]))
-
-
-def fit(
-    cases: Sequence[Case],
-    constants: Sequence[Constant],
-    weights: Floats | None = None,
-    *,
-    start: Floats | None = None,
-    evaluations: int = 25,
-) -> Fit:
-    """The constants that fit ``cases`` best, from ``start`` or where the catalog has them."""
-    inputs = Inputs.stacked([case.problem for case in cases])
-    weight = family_weights(cases) if weights is None else weights
-    start = np.array([constant.current() for constant in constants]) if start is None else start
-    low, high = np.array([c.low for c in constants]), np.array([c.high for c in constants])
-
-    def residuals(unit: Floats) -> npt.NDArray[np.float64]:
-        values = low + unit * (high - low)
-        errors = log_errors(cases, with_constants(inputs, cases, constants, values))
-        return np.concatenate([weight * errors, PULL * (unit - unit0)])
-
-    unit0 = np.clip((start - low) / (high - low), 0.001, 0.999)
-    solved = least_squares(residuals, unit0, bounds=(0, 1), loss="soft_l1", f_scale=0.1, diff_step=1e-3, max_nfev=evaluations)
-    values = low + solved.x * (high - low)
-    errors = np.expm1(log_errors(cases, with_constants(inputs, cases, constants, values)))
-    return Fit(constants=tuple(constants), values=values, errors=errors)
-
-
-FAMILY_ROWS = 250
-"""A family of more rows counts as this many, so that a big table does not drown the others."""
-
-
-def family_weights(cases: Sequence[Case]) -> Floats:
-    """Weight of each row; squares of a family's weights add up to at most FAMILY_ROWS."""
-    names = np.array([case.run.family for case in cases])
-    _, index, counts = np.unique(names, return_inverse=True, return_counts=True)
-    trust = np.array([TRUST.get(name, 1.0) for name in names])
-    return np.sqrt(np.minimum(1.0, FAMILY_ROWS / counts))[index] * trust
-
-
-def left_out(
-    cases: Sequence[Case], constants: Sequence[Constant], key: Callable[[Case], str], *, evaluations: int = LEFT_OUT_EVALUATIONS
-) -> Floats:
-    """Signed errors of each row with its group's rows left out of the fit."""
-    start = np.array([constant.documented() for constant in constants])
-    names = np.array([key(case) for case in cases])
-    errors = np.empty(len(cases))
-    for name in np.unique(names):
-        out = names == name
-        if out.all():
-            errors[out] = np.nan
-            continue
-        kept = [case for case, gone in zip(cases, out, strict=True) if not gone]
-        away = [case for case, gone in zip(cases, out, strict=True) if gone]
-        found = fit(kept, constants, start=start, evaluations=evaluations)
-        inputs = with_constants(Inputs.stacked([case.problem for case in away]), away, constants, found.values)
-        errors[out] = np.expm1(log_errors(away, inputs))
-    return errors
-
-
 def write(fitted: Fit) -> None:
     """Put framework constants into their files."""
     for constant, value in zip(fitted.constants, fitted.values, strict=True):
         if constant.owner == "device":
             _write_device(constant, value)
             continue
-        path = FOLDER / f"{constant.name}.toml"
-        text, line = path.read_text(), f"{constant.field} = {value:.4g}"
-        pattern = rf"^{constant.field} = .*$"
-        text = re.sub(pattern, line, text, flags=re.MULTILINE) if re.search(pattern, text, re.MULTILINE) else f"{text}{line}\n"
-        path.write_text(text)
+        for name in constant.names:
+            path = FOLDER / f"{name}.toml"
+            text, line = path.read_text(), f"{constant.field} = {value:.4g}"
+            pattern = rf"^{constant.field} = .*$"
+            text = re.sub(pattern, line, text, flags=re.MULTILINE) if re.search(pattern, text, re.MULTILINE) else f"{text}{line}\n"
+            path.write_text(text)
 
 
 def _write_device(constant: Constant, value: float) -> None:
@@ -217,12 +112,12 @@ def _named(key: str, case: Case) -> str:
 
 def _listed(constant: Constant, cases: Sequence[Case]) -> dict[str, object]:
     rows = sum(constant.applies_to(case) for case in cases)
-    return {**asdict(constant), "value": constant.current(), "rows": rows}
+    return {**asdict(constant), "name": ", ".join(constant.names), "value": constant.current(), "rows": rows}
 
 
 def frameworks_of(constants: Sequence[Constant]) -> frozenset[str]:
     """The frameworks that own any of ``constants``."""
-    return frozenset(constant.name for constant in constants if constant.owner == "framework")
+    return frozenset(name for constant in constants if constant.owner == "framework" for name in constant.names)
 
 
 def rows_of(cases: Sequence[Case], constants: Sequence[Constant]) -> list[Case]:

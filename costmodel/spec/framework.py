@@ -36,12 +36,17 @@ class ExecutionProfile:
     gated_activation_passes: float
     expert_passes: float
     """The same for the routed rows of experts: permutation there and back, activation."""
+    biased_expert_passes: float
+    """The same for the activation of experts with biases, on top: gpt-oss' unit, one kernel each for bias, clamps, sigmoid and products."""
     elementwise_kernels: float
     """Memory-bound kernels of one layer's forward; each pays the device's ramp."""
     kernels_per_layer_forward: float
     kernels_per_layer_backward: float
     kernels_per_expert_layer: float
     """Kernels that routing, permutation and exchange add to an expert layer, forward and again backward."""
+    kernels_per_local_expert: float
+    """Kernels that each expert of a rank adds to the forward pass, and twice as many to the backward: products and casts launched one
+    by one (Transformer Engine's grouped linear layers before 26.06); 0 where one grouped kernel does them all."""
     host_launch_factor: float
     """Host seconds a kernel over the device profile's; near 0 with CUDA graphs."""
     host_seconds_per_collective: float

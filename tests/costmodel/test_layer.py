@@ -143,3 +143,47 @@ def test_fp8_products_are_quicker_and_their_casts_count() -> None:
     plain, low = (layer(problem(DENSE, precision=name), Strategy(data_parallel_size=16)) for name in ("bf16", "fp8"))
     assert 0.5 * value(plain.forward.matrix) < value(low.forward.matrix) < value(plain.forward.matrix)
     assert value(low.forward.attention) == value(plain.forward.attention)
+
+
+def test_products_launched_one_by_one_go_with_the_experts_a_rank_holds() -> None:
+    asked = problem(EXPERTS)
+    only = {"kernels_per_layer_forward": 0.0, "kernels_per_layer_backward": 0.0, "kernels_per_expert_layer": 0.0}
+
+    def host(per_expert: float, expert_parallel: int) -> tuple[float, float]:
+        framework = replace(asked.framework, **only, kernels_per_local_expert=per_expert, host_launch_factor=1e4)  # the host alone counts
+        times = layer(replace(asked, framework=framework), Strategy(data_parallel_size=8, expert_parallel_size=expert_parallel), moe=True)
+        return value(times.forward.total), value(times.backward.total)
+
+    few, many = host(10, 4), host(10, 2)
+    assert many[0] == pytest.approx(2 * few[0], rel=0.01)
+    assert few[1] == pytest.approx(2 * few[0], rel=0.01)
+    assert host(0, 4)[0] < 0.1 * few[0]
+
+
+def test_weights_are_cast_once_a_step_and_inputs_on_every_micro_batch() -> None:
+    asked = problem(DENSE, precision="fp8")
+
+    def seconds(batch: int) -> float:
+        training = replace(asked.training, global_batch_size=batch)
+        return value(layer(replace(asked, training=training), Strategy(data_parallel_size=8)).forward.matrix)
+
+    one, two, many = seconds(8), seconds(16), seconds(8 * 1024)
+    assert one > two > many
+    assert one - two == pytest.approx(0.5 * (one - many), rel=0.01)
+
+
+def test_biases_of_experts_cost_passes_and_nothing_where_there_are_none() -> None:
+    asked = problem(EXPERTS)
+    dear = replace(asked.framework, biased_expert_passes=20.0)
+    cheap = replace(asked.framework, biased_expert_passes=1.0)
+    assert asked.model.moe is not None
+    biased = replace(asked.model, moe=replace(asked.model.moe, expert_bias=True))
+    times = {
+        (model.moe.expert_bias, framework.biased_expert_passes): value(
+            layer(replace(asked, model=model, framework=framework), Strategy(data_parallel_size=8), moe=True).forward.elementwise
+        )
+        for model in (asked.model, biased)
+        for framework in (cheap, dear)
+        if model.moe is not None
+    }
+    assert times[False, 1.0] == times[False, 20.0] == times[True, 1.0] < times[True, 20.0]

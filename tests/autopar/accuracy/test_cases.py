@@ -55,3 +55,67 @@ def test_sizes_that_do_not_make_the_world_are_a_reason() -> None:
     skipped = case_of(replace(ROW, data_parallel_size=3))
     assert isinstance(skipped, Skipped)
     assert "not num_gpus=8" in skipped.reason
+
+
+MOE = replace(
+    ROW, device="h100-sxm5-80gb", framework="NeMo/Megatron-Core", model_name="mixtral-8x7b", expert_parallel_size=2, precision="bf16"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("notes", "framework", "expected"),
+    [
+        ("", "NeMo/Megatron-Core", 4),
+        ("proxy; ETP=1", "NeMo/Megatron-Core", 1),
+        ("ETP = 2; proxy", "NeMo/Megatron-Core", 2),
+        ("", "Megatron-Bridge (Megatron-Core), NeMo container 25.11", 1),
+    ],
+)
+def test_experts_are_split_as_the_row_says_else_as_the_framework_does(notes: str, framework: str, expected: int) -> None:
+    case = case_of(replace(MOE, notes=notes, framework=framework))
+    assert isinstance(case, Case)
+    assert case.strategy.expert_tensor_parallel_size == expected
+
+
+def scored(run: Run, **changes: object) -> Case:
+    case = case_of(replace(run, **changes))  # type: ignore[arg-type]
+    assert isinstance(case, Case)
+    return case
+
+
+def profile_of(**changes: object) -> str:
+    return scored(MOE, **changes).problem.framework.id
+
+
+def test_a_release_has_its_own_profile_and_hopper_keeps_the_earlier_kernels() -> None:
+    release = "Megatron-Bridge (Megatron-Core), NeMo container {}"
+    blackwell = {"device": "gb200-nvl72"}
+    assert profile_of(framework=release.format("26.04.01"), **blackwell) == "megatron-bridge-25"
+    assert profile_of(framework=release.format("26.06"), **blackwell) == "megatron-bridge-26"
+    assert profile_of(framework=release.format("26.06")) == "megatron-bridge-25"
+    assert profile_of(framework="NeMo-Megatron 23.08", expert_parallel_size=None, model_name="llama2-7b") == "megatron-2022"
+    assert profile_of(framework="NeMo 24.07 (Megatron-Core)") == "megatron-core"
+
+
+TITAN = replace(
+    ROW, device="h100-sxm5-80gb", framework="torchtitan 2024-12", model_name="llama3.1-8b", sequence_length=8192, precision="fp8",
+    recompute="selective", sharding_as_stated="fsdp8", tensor_parallel_size=1,
+)  # fmt: skip
+
+
+def test_what_torchtitans_notes_say_of_a_run_is_taken() -> None:
+    plain, uncompiled, asynchronous, rowwise = (
+        scored(TITAN, notes=notes)
+        for notes in ("Table 1: FSDP+compile", "Table 1: FSDP; memory GiB", "async TP; float8 tensorwise", "vanilla TP; float8 rowwise")
+    )
+    assert plain.problem.framework.id == asynchronous.problem.framework.id == "torchtitan"
+    assert uncompiled.problem.framework.rotary_passes > plain.problem.framework.rotary_passes
+    assert asynchronous.problem.framework.tensor_overlap_forward > plain.problem.framework.tensor_overlap_forward
+    assert (plain.problem.training.precision.name, rowwise.problem.training.precision.name) == ("fp8", "bf16")
+
+
+def test_torchtitans_pipelines_make_one_micro_batch_a_stage() -> None:
+    row = replace(TITAN, num_gpus=512, model_name="llama3.1-405b", tensor_parallel_size=8, pipeline_parallel_size=8, global_batch_size=256)
+    flat, looped = (scored(row, recompute="full", notes=notes) for notes in ("Table 5: 1F1B", "Table 5: Interleaved 1F1B"))
+    assert (flat.strategy.micro_batch_size, flat.strategy.virtual_pipeline_stages) == (4, 1)
+    assert (looped.strategy.micro_batch_size, looped.strategy.virtual_pipeline_stages) == (4, 2)
