@@ -120,6 +120,11 @@ class Tails:
     """The optimizer, and the sum of tied embeddings."""
 
     @classmethod
+    def none(cls, rows: int) -> Tails:
+        """Of ``rows`` strategies whose ranks have no copies to reduce with."""
+        return cls(**{name: np.zeros((rows, 1, 1)) for name in _TAIL_PARTS})
+
+    @classmethod
     def shortest(cls, choices: Sequence[Tails], *, first: Tails | None) -> Tails:
         """The shortest of ``choices`` in every part; of the first rank ``first``, where it is known."""
         parts = {name: np.min([getattr(each, name) for each in choices], axis=0) for name in _TAIL_PARTS}

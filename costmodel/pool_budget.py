@@ -50,7 +50,7 @@ def pooled_budgets(machine: Machine, strategies: StrategyColumns, orders: Sequen
     """
     used = sorted(orders[0])
     gpus = {place: machine.problem.pools[place].num_gpus for place in used}
-    alone = zip(*(stage_budgets(machine.pools[place].own, strategies, transfers=False) for place in used), strict=True)
+    alone = zip(*(stage_budgets(machine.pools[place].own, strategies, alone=True) for place in used), strict=True)
     for group in alone:
         rows = strategies.take(group[0].rows)
         shape, shard = PipelineShape.of(machine.pools[used[0]].own, rows), Shard.of(machine.pools[used[0]].own, rows)
@@ -69,7 +69,7 @@ def replica_budgets(machine: Machine, strategies: StrategyColumns, pools: Sequen
     """
     batch = _filling_batch(strategies)
     full = {place: machine.pools[place].with_batch(batch) for place in pools}
-    for group in zip(*(stage_budgets(full[place].own, strategies, transfers=False) for place in pools), strict=True):
+    for group in zip(*(stage_budgets(full[place].own, strategies, alone=True) for place in pools), strict=True):
         rows = strategies.take(group[0].rows)
         shape, shard = PipelineShape.of(full[pools[0]].own, rows), Shard.of(full[pools[0]].own, rows)
         ranks = shard.tp * shard.cp * shape.pipeline_parallel_size

@@ -1,4 +1,4 @@
-"""Whether the order of ranks matters to a strategy: what another order would place elsewhere on the links."""
+"""Whether another order of ranks can do a strategy good: what it brings closer together on the links."""
 
 from __future__ import annotations
 
@@ -19,47 +19,44 @@ _KEY = (
     "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size", "expert_parallel_size",
     "expert_tensor_parallel_size", "stage_copies", "shard_group_size", "rank_order",
 )  # fmt: skip
+_SAME = 1e-9
 
 
-def placed_alike(inputs: Inputs, strategies: StrategyColumns, order: RankOrder) -> Bools:
-    """Whether all groups of each strategy and the neighbours of its pipeline sit on the links as they would in ``order``.
+def brings_closer(inputs: Inputs, strategies: StrategyColumns, order: RankOrder) -> Bools:
+    """Whether some group of each strategy has more members in a domain, or some neighbours share one, than they would in ``order``.
 
-    Such strategies take the same time: nothing else of the cost model knows the order.
+    The others take no less time than in ``order``: nothing else of the cost model knows the order.
     """
-    alike = np.ones(len(strategies), dtype=np.bool_)
+    closer = np.zeros(len(strategies), dtype=np.bool_)
     rows = np.flatnonzero(~strategies.is_order(order))
     if not len(rows):
-        return alike
+        return closer
     first, index = distinct_rows(strategies.take(rows), _KEY)
     own = strategies.take(rows[first])
-    other = own.with_columns(rank_order=np.full(len(own), RANK_ORDERS.index(order), dtype=np.int64))
-    alike[rows] = _alike(inputs, Shard.of(inputs, own), Shard.of(inputs, other))[index]
-    return alike
+    usual = own.with_columns(rank_order=np.full(len(own), RANK_ORDERS.index(order), dtype=np.int64))
+    closer[rows] = _closer(inputs, Shard.of(inputs, own), Shard.of(inputs, usual))[index]
+    return closer
 
 
-def _alike(inputs: Inputs, shard: Shard, other: Shard) -> Bools:
-    same = boundary_crosses_domain(inputs, shard) == boundary_crosses_domain(inputs, other)
-    same = same & _all_same(boundary_far_hops(inputs, shard), boundary_far_hops(inputs, other))
+def _closer(inputs: Inputs, shard: Shard, usual: Shard) -> Bools:
+    found = ~boundary_crosses_domain(inputs, shard) & boundary_crosses_domain(inputs, usual)
+    found = found | _any_closer(boundary_far_hops(inputs, shard), boundary_far_hops(inputs, usual))
     if np.any(inputs.model.tied > 0):
-        same = same & (ends_cross_domain(inputs, shard) == ends_cross_domain(inputs, other))
-        same = same & _all_same(ends_far_hops(inputs, shard), ends_far_hops(inputs, other))
-    groups, others = Groups.of(inputs, shard), Groups.of(inputs, other)
-    kept = [f.name for f in fields(Groups) if "expert" not in f.name or np.any(inputs.model.num_experts > 0)]
-    for name in kept:
-        same = same & _same(getattr(groups, name), getattr(others, name))
-    return np.asarray(same)
+        found = found | (~ends_cross_domain(inputs, shard) & ends_cross_domain(inputs, usual))
+        found = found | _any_closer(ends_far_hops(inputs, shard), ends_far_hops(inputs, usual))
+    groups, others = Groups.of(inputs, shard), Groups.of(inputs, usual)
+    for field in fields(Groups):
+        if "expert" not in field.name or np.any(inputs.model.num_experts > 0):
+            group: Group = getattr(groups, field.name)
+            other: Group = getattr(others, field.name)
+            found = found | (group.members_per_domain > other.members_per_domain) | _any_closer(group.beyond, other.beyond)
+    return np.asarray(found)
 
 
-def _same(one: Group | Spread, other: Group | Spread) -> Bools:
-    same = np.ones((), dtype=np.bool_)
-    for field in fields(one):
-        mine, theirs = getattr(one, field.name), getattr(other, field.name)
-        same = same & (_all_same(mine, theirs) if isinstance(mine, tuple) else np.isclose(mine, theirs))
-    return np.asarray(same)
-
-
-def _all_same(spreads: Sequence[Spread], others: Sequence[Spread]) -> Bools:
-    same = np.ones((), dtype=np.bool_)
-    for one, other in zip(spreads, others, strict=True):
-        same = same & _same(one, other)
-    return np.asarray(same)
+def _any_closer(spreads: Sequence[Spread], usual: Sequence[Spread]) -> Bools:
+    """On some tier: more members in a domain, fewer passages between domains, or fewer messages out of one."""
+    found = np.zeros((), dtype=np.bool_)
+    for one, other in zip(spreads, usual, strict=True):
+        fewer = (one.domains < other.domains) | (one.load < other.load * (1 - _SAME)) | (one.messages < other.messages * (1 - _SAME))
+        found = found | (other.crosses & (fewer | (one.members > other.members)))
+    return np.asarray(found)

@@ -128,28 +128,28 @@ class StageBudget:
 
 
 def stage_budgets(
-    inputs: Inputs, strategies: StrategyColumns, *, plain: Recompute = Recompute.NONE, transfers: bool = True
+    inputs: Inputs, strategies: StrategyColumns, *, plain: Recompute = Recompute.NONE, alone: bool = False
 ) -> Iterator[StageBudget]:
     """The budgets of strategies of one problem, grouped by pipeline shape; their own splits and recomputation do not matter.
 
-    ``plain`` is how layers run that are not recomputed whole: what the fields say of nothing recomputed. Without ``transfers`` the
-    stages' seconds leave out what they send to each other.
+    ``plain`` is how layers run that are not recomputed whole: what the fields say of nothing recomputed. ``alone`` leaves out what the
+    stages say to each other and to their copies, transfers and tails: of pools that are still to be joined.
     """
     nothing = np.zeros(len(strategies), dtype=np.int64)
     bare = strategies.with_columns(layer_split=nothing, recompute_split=nothing, num_recompute_layers=nothing)
     _, shape = distinct_rows(bare, _PIPELINE)
     for code in range(int(shape.max(initial=-1)) + 1):
         rows = np.flatnonzero(shape == code)
-        yield _Probe(inputs, bare.take(rows), plain, transfers=transfers).budget(rows)
+        yield _Probe(inputs, bare.take(rows), plain, alone=alone).budget(rows)
 
 
 class _Probe:
     """Asks the cost model about pipelines whose stages all hold the same few layers of one kind."""
 
-    def __init__(self, inputs: Inputs, strategies: StrategyColumns, plain: Recompute, *, transfers: bool) -> None:
-        self._inputs, self._strategies, self._plain = inputs, strategies, plain
+    def __init__(self, inputs: Inputs, strategies: StrategyColumns, plain: Recompute, *, alone: bool) -> None:
+        self._inputs, self._strategies, self._plain, self._alone = inputs, strategies, plain, alone
         costs = layer_costs(inputs, strategies)
-        self._costs: LayerCosts = costs if transfers else replace(costs, boundary=0 * costs.boundary)
+        self._costs: LayerCosts = replace(costs, boundary=0 * costs.boundary) if alone else costs
         self._shape = PipelineShape.of(inputs, strategies)
         self._is_expert = expert_layers(inputs)
 
@@ -160,7 +160,6 @@ class _Probe:
         usual = self._times(self._columns(self._plain), shape)
         stages = usual.forward + usual.backward + usual.weight
         sizes = (shape.pipeline_parallel_size, shape.virtual_pipeline_stages)
-        held_by = held_by_ranks(self._inputs, self._strategies, self._costs, shape)
         return StageBudget(
             rows=rows,
             schedule=shape.schedule,
@@ -177,9 +176,13 @@ class _Probe:
             num_microbatches=np.broadcast_to(self._costs.shard.num_microbatches, (len(rows),)).astype(np.float64),
             work_seconds=stages.sum(axis=1),
             forward_share=np.max(usual.forward / stages, axis=1),
-            tail_seconds=least_tail_seconds(self._inputs, held_by, shape.on_ranks(stages)),
-            tails=self._tails(passes[0], _sum(recomputed_passes)),
+            tail_seconds=np.zeros(len(rows)) if self._alone else self._least_tail(stages),
+            tails=Tails.none(len(rows)) if self._alone else self._tails(passes[0], _sum(recomputed_passes)),
         )
+
+    def _least_tail(self, stages: Floats) -> Floats:
+        held_by = held_by_ranks(self._inputs, self._strategies, self._costs, self._shape)
+        return least_tail_seconds(self._inputs, held_by, self._shape.on_ranks(stages))
 
     def _tails(self, forward: Linear, whole: Linear) -> Tails:
         """Of ranks with up to twice the layers of an even split.

@@ -14,7 +14,7 @@ import numpy as np
 from autopar.costmodel.columns import RECOMPUTES, Bools, StrategyColumns
 from autopar.costmodel.inputs import Inputs, attention_is_fused
 from autopar.costmodel.problem import Problem
-from autopar.costmodel.rank_orders import placed_alike
+from autopar.costmodel.rank_orders import brings_closer
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.strategy import Recompute, Strategy
 from autopar.costmodel.spec.units import format_bytes
@@ -139,13 +139,13 @@ def _sharding_has_ranks(problem: Problem, columns: StrategyColumns) -> Bools:
     return np.asarray(several | (columns.zero_stage == lowest))
 
 
-def _order_places_otherwise(problem: Problem, columns: StrategyColumns) -> Bools:
-    """Another order of ranks than the framework's own puts some group or neighbour elsewhere on the links."""
+def _order_brings_closer(problem: Problem, columns: StrategyColumns) -> Bools:
+    """Another order of ranks than the framework's own brings some group or some neighbours closer together on the links."""
     usual = problem.framework.rank_orders[0]
     is_default = columns.is_order(usual)
     if is_default.all():
         return is_default
-    return is_default | ~placed_alike(Inputs.of(problem), columns, usual)
+    return is_default | brings_closer(Inputs.of(problem), columns, usual)
 
 
 def _selective_saves(problem: Problem, columns: StrategyColumns) -> Bools:
@@ -174,10 +174,10 @@ PREFERENCES: tuple[Preference, ...] = tuple(
             False,
         ),
         (
-            "rank_order_places_otherwise",
+            "rank_order_brings_closer",
             "tensor_parallel_size pipeline_parallel_size context_parallel_size data_parallel_size expert_parallel_size"
             " expert_tensor_parallel_size pipeline_schedule shard_group_size rank_order",
-            _order_places_otherwise,
+            _order_brings_closer,
             "rank_order",
             False,
         ),

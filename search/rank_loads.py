@@ -6,6 +6,8 @@ numbers of dense layers and of the others.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from autopar.costmodel.columns import Bools, Floats
@@ -44,7 +46,6 @@ class RankLoads:
         self._passes, self._way = float(budget.num_microbatches[0]) / budget.directions, way
         self._worth, self._tails = worth, budget.first_tails[0]
         self._own_tails = self._tails[np.minimum(dense + other, len(self._tails) - 1)]
-        self.forced = self._forced()
 
     def _within(self, limit: float) -> Bools:
         """``[A, B, R]``: the first holder has its own tail, the others at least that of the fewest layers they leave it."""
@@ -77,7 +78,8 @@ class RankLoads:
             together = np.max(sums, axis=0)
         return bool(together[-1] >= self._others)
 
-    def _forced(self) -> tuple[Floats, Floats]:
+    @cached_property
+    def forced(self) -> tuple[Floats, Floats]:
         """``[R]`` each: seconds that recomputation adds for a layer more and what comes off: a line nowhere above what memory forces."""
         slopes, offs = [], []
         for rank in range(self._seconds.shape[-1]):

@@ -24,7 +24,7 @@ from . import partition_cp_sat
 from .cut_bound import Answer, least_by_cuts
 from .feasibility import faults
 from .neighbours import WHOLE, count_splits, nearby, splits
-from .partition import SAME, Partition, filled, pareto_partitions, placed, segments, segments_alike, share_of
+from .partition import Partition, filled, pareto_partitions, placed, segments, segments_alike, share_of
 from .path_game import PathBounds
 from .progress import Progress, Watch
 from .rank_loads import RankLoads
@@ -194,9 +194,12 @@ class _Placer:
     def _with_moves(self, shell: _Shell, budget: StageBudget, choices: list[_Choice], limit: float) -> list[Placed]:
         """Those of ``choices`` that beat ``limit``; with several stages a rank, single layers are moved as long as that helps.
 
-        Where an exact answer is wanted, from the best of them whether or not it beats the limit.
+        Where an exact answer is wanted, from the best of them whether or not it beats the limit; else those whose busiest rank alone
+        is too slow are not asked about.
         """
         made: dict[Strategy, _Choice] = {}
+        if not self._exact:
+            choices = [choice for choice in choices if self._least_seconds(budget, choice[1]) < limit]
         for asked, partition in choices:
             made |= dict.fromkeys(self._strategies(shell, [partition]), (asked, partition))
         found = list(self._faster(list(made), np.inf if self._exact else limit))
@@ -232,6 +235,10 @@ class _Placer:
         if asked is None:
             return least_by_cuts(budget, segments(budget), paths, recomputed=1.0)
         return least_by_cuts(budget, segments_alike(budget, asked), paths, recomputed=share_of(budget, asked))
+
+    def _least_seconds(self, budget: StageBudget, partition: Partition) -> float:
+        """Of a step with this placement's busiest rank."""
+        return float(placed_bound_seconds(self._inputs, budget, np.array([partition.slowest_seconds]))[0])
 
     def _strategies(self, shell: _Shell, partitions: Iterable[Partition]) -> list[Strategy]:
         """Those that fit and that the framework runs, each once."""
@@ -282,9 +289,6 @@ def _partitions(budget: StageBudget, choices: list[int | None]) -> Iterator[_Cho
         if found is None:
             continue
         yield asked, found
-        roomy = _placed_alike(replace(budget, capacity_bytes=np.inf), asked)
-        if roomy is not None and found.slowest_seconds <= roomy.slowest_seconds * (1 + SAME):
-            return  # memory does not bind: recomputing more only adds work
 
 
 def _placed_alike(budget: StageBudget, asked: int | None) -> Partition | None:

@@ -13,12 +13,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from autopar.catalog.fabric import Fabric, FabricKind, with_fabric
+from autopar.catalog.links import link_profiles
 from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.estimate import estimate
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.layer_communication import Groups
 from autopar.costmodel.layer_costs import boundary_crosses_domain, ends_cross_domain
-from autopar.costmodel.rank_orders import placed_alike
+from autopar.costmodel.rank_orders import brings_closer
 from autopar.costmodel.sharding import Shard
 from autopar.costmodel.spec.layout import RankLayout
 from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Strategy
@@ -162,16 +164,37 @@ def test_one_table_of_both_orders_is_two_tables(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["grouped", "experts"])
-def test_rows_placed_alike_take_the_same_time_and_all_take_the_same_memory(name: str) -> None:
+def test_rows_that_it_brings_nowhere_closer_take_no_less_time_and_all_take_the_same_memory(name: str) -> None:
     asked, strategies = feasible(name)
     inputs = Inputs.of(asked)
     others = StrategyColumns.of([replace(row, rank_order=RankOrder.TP_CP_PP_DP) for row in strategies])
     usual, other = evaluate(inputs, StrategyColumns.of(strategies)), evaluate(inputs, others)
-    alike = placed_alike(inputs, others, RankOrder.TP_CP_DP_PP)
-    assert 0 < alike.sum() < len(alike)
-    assert usual.step_time_seconds[alike] == pytest.approx(other.step_time_seconds[alike], rel=1e-12)
+    closer = brings_closer(inputs, others, RankOrder.TP_CP_DP_PP)
+    assert 0 < closer.sum() < len(closer)
+    assert np.all(other.step_time_seconds[~closer] >= usual.step_time_seconds[~closer] * (1 - 1e-12))
+    assert np.any(other.step_time_seconds[closer] < usual.step_time_seconds[closer])
     assert np.array_equal(usual.peak_memory_bytes, other.peak_memory_bytes)
-    assert placed_alike(inputs, StrategyColumns.of(strategies), RankOrder.TP_CP_DP_PP).all()
+    assert not brings_closer(inputs, StrategyColumns.of(strategies), RankOrder.TP_CP_DP_PP).any()
+
+
+@pytest.mark.parametrize("leaves", [(1.0, 4.0), (4.0, 1.0)])
+@pytest.mark.parametrize("name", ["grouped", "experts"])
+def test_the_same_on_a_network_of_three_levels(name: str, leaves: tuple[float, float]) -> None:
+    asked, strategies = feasible(name)
+    fabric = Fabric(
+        kind=FabricKind.FAT_TREE,
+        nodes_per_leaf=2,
+        leaves_per_pod=2,
+        leaf_oversubscription=leaves[0],
+        spine_oversubscription=leaves[1],
+    )
+    cluster = with_fabric(asked.cluster, fabric)
+    inputs = Inputs.of(replace(asked, cluster=cluster, links=link_profiles(cluster)))
+    rows = strategies[::3]
+    others = StrategyColumns.of([replace(row, rank_order=RankOrder.TP_CP_PP_DP) for row in rows])
+    usual, other = evaluate(inputs, StrategyColumns.of(rows)).step_time_seconds, evaluate(inputs, others).step_time_seconds
+    closer = brings_closer(inputs, others, RankOrder.TP_CP_DP_PP)
+    assert np.all(other[~closer] >= usual[~closer] * (1 - 1e-12))
 
 
 def test_the_pipeline_moves_into_the_node_and_the_replicas_out_of_it() -> None:

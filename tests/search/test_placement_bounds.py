@@ -20,11 +20,12 @@ from autopar.costmodel.step import evaluate
 from autopar.request import build_problem
 from autopar.search import Constraints, Stages, feasibility, search
 from autopar.search.feasibility import PREFERENCES
+from autopar.search.neighbours import splits
 from autopar.search.progress import Watch
 from autopar.search.refine import refine
 from autopar.search.space import Space
 
-from .test_refine import MIXED, WIDE, question, splits
+from .test_refine import MIXED, WIDE, question
 
 MTP = replace(MIXED, name="mtp", mtp_layers=1)
 ALIKE = replace(WIDE, name="alike", num_layers=8, vocab_size=32_000)
