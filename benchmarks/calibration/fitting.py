@@ -114,7 +114,7 @@ def family_weights(cases: Sequence[Case]) -> Floats:
     names = np.array([case.run.family for case in cases])
     _, index, counts = np.unique(names, return_inverse=True, return_counts=True)
     trust = np.array([TRUST.get(name, 1.0) for name in names])
-    return np.sqrt(np.minimum(1.0, FAMILY_ROWS / counts))[index] * trust
+    return np.asarray(np.sqrt(np.minimum(1.0, FAMILY_ROWS / counts))[index] * trust)
 
 
 def documented(constants: Sequence[Constant]) -> Floats:

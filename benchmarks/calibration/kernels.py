@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +77,8 @@ class Rated:
             "attention_backward_efficiency": 0.5, "attention_tail": 0.3, "memory_efficiency": 0.9,
             "memory_half_bytes": 2e7, "optimizer_memory_efficiency": 0.72, "launch_seconds": 6e-6, "host_is_device": 0,
         }  # fmt: skip
-        return DeviceColumns(**{name: np.asarray(value, dtype=np.float64) for name, value in guess.items()})
+        columns: dict[str, Any] = {name: np.asarray(value, dtype=np.float64) for name, value in guess.items()}
+        return DeviceColumns(**columns)
 
 
 H200 = Rated(peak=989.4e12, bandwidth=4.8e12, units=132)
@@ -151,7 +153,7 @@ def predicted_gemms(rows: GemmRows, device: DeviceColumns, physics: KernelPhysic
 def with_constants(device: DeviceColumns, physics: KernelPhysics, constants: Mapping[str, float]) -> Fitted:
     """Both, with ``constants`` set in the one that has the field."""
     own = {name: value for name, value in constants.items() if hasattr(physics, name)}
-    rest = {name: np.asarray(value, dtype=np.float64) for name, value in constants.items() if name not in own}
+    rest: dict[str, Any] = {name: np.asarray(value, dtype=np.float64) for name, value in constants.items() if name not in own}
     return replace(device, **rest), replace(physics, **own)
 
 

@@ -16,7 +16,8 @@ from itertools import combinations
 import numpy as np
 
 from autopar.accuracy.cases import Case, case_of
-from autopar.accuracy.score import comparable_set, predict
+from autopar.accuracy.runs import Skipped
+from autopar.accuracy.score import Prediction, comparable_set, predict
 from autopar.catalog.residuals import FILE, dump_residuals
 from autopar.costmodel.columns import Bools, Floats
 from autopar.costmodel.intervals import FEWEST, bounds, regime_of, resolvable_gap, sample
@@ -24,7 +25,8 @@ from autopar.costmodel.spec.residuals import Regime, ResidualGroup, ResidualTabl
 from benchmarks.accuracy.tables import shipped_runs
 
 from .constants import CONSTANTS
-from .steps import frameworks_of, left_out
+from .fitting import left_out
+from .steps import frameworks_of
 
 SMALLEST_MEASURED_GAP = 0.01
 """Measured steps closer than this are not in any order: it is what repeating a run changes."""
@@ -35,9 +37,26 @@ def load_cases() -> list[Case]:
     return [case for run in shipped_runs()[0] if isinstance(case := case_of(run), Case)]
 
 
+def predicted(cases: Sequence[Case]) -> list[Prediction]:
+    """A prediction for each of ``cases``.
+
+    Raises:
+        ValueError: the model has no figure for some of the shipped rows: they have to be skipped before, by a rule.
+    """
+    found = predict(cases)
+    skipped = [each for each in found if isinstance(each, Skipped)]
+    if skipped:
+        raise ValueError(f"{skipped[0].run_id}: {skipped[0].reason}")
+    return [each for each in found if isinstance(each, Prediction)]
+
+
+def _log_ratio(measured: float | None, predicted: float) -> float:
+    return float(np.log(measured / predicted)) if measured else float("nan")
+
+
 def step_residuals(cases: Sequence[Case], leave_out: str) -> Floats:
     """log(measured / predicted) of the step time; NaN where none was measured."""
-    found = np.array([np.log(p.measured_seconds / p.predicted_seconds) if p.measured_seconds else np.nan for p in predict(cases)])
+    found = np.array([_log_ratio(p.measured_seconds, p.predicted_seconds) for p in predicted(cases)])
     if leave_out == "nothing":
         return found
     refitted = 0
@@ -64,7 +83,7 @@ def _told_by_others(cases: Sequence[Case]) -> Bools:
 
 def memory_residuals(cases: Sequence[Case]) -> Floats:
     """log(measured / predicted) of the peak memory; NaN where none was measured."""
-    return np.array([np.log(p.measured_bytes / p.predicted_bytes) if p.measured_bytes else np.nan for p in predict(cases)])
+    return np.array([_log_ratio(p.measured_bytes, p.predicted_bytes) for p in predicted(cases)])
 
 
 def grouped(cases: Sequence[Case], residuals: Floats) -> tuple[ResidualGroup, ...]:
