@@ -109,7 +109,7 @@ def plan(
 
     >>> autopar.plan("gpt-175b", gpus=256).strategy.describe()
     """
-    from autopar.planning import nothing_fits, planned, replaced, searched
+    from autopar.planning import LOOKED_AT, nothing_fits, planned, replaced, searched, sure_enough
 
     if pools is not None:
         from autopar.mixed import plan_pools
@@ -140,14 +140,17 @@ def plan(
         asked.aims.needs_price(asked.problem.cluster)
     if asked.aims.objective is Objective.MEMORY:
         refuse_uneven_memory(effort, "the strategy with the least memory")
-    most = max(top, 1) * len(asked.problem.framework.rank_orders)  # of each strategy one order is told
+    most = max(top, LOOKED_AT) * len(asked.problem.framework.rank_orders)  # of each strategy one order is told
     result = searched(asked, effort, top=most)
     if result.best is None:
         refuse_unfinished(effort, interrupted=was_interrupted(result.summary))
         raise nothing_fits(asked.problem, asked.constraints, result, asked.texts)
     asked, result = replaced(asked, result, effort, top=most)
-    assert result.best is not None, "the second search stands only where it found something"
-    return planned(asked, result.best, result, top=max(top, 1))
+    chosen, note = result.ranked[0], ""
+    if asked.aims.objective is not Objective.MEMORY:
+        chosen, note = sure_enough(asked.problem, result.ranked)
+    told = replace(asked, assumptions=(*asked.assumptions, *([note] if note else ())))
+    return planned(told, chosen.strategy, result, top=max(top, 1))
 
 
 def pareto(

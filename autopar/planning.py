@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autopar import __version__
-from autopar.costmodel.estimate import estimate
+from autopar.costmodel.estimate import estimate, memory_probability
 from autopar.costmodel.spec.economics import Objective
 from autopar.costmodel.spec.errors import NoPlanError
 from autopar.costmodel.spec.goodput import Goodput
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.estimate import Estimate
     from autopar.question import Asked, Effort
     from autopar.search import Constraints, Ranked, SearchResult
+
+
+LOOKED_AT = 10
+"""Strategies that a plan is chosen from and its runners-up are of, or as many as are asked for."""
+SURE = 0.95
+"""A strategy that fits with this probability fits surely."""
+WORTH_A_RISK = 0.005
+"""What a strategy that does not has to be faster by, as a share of the step time, to be preferred to one that does."""
 
 
 def searched(asked: Asked, effort: Effort, *, top: int) -> SearchResult:
@@ -98,13 +106,33 @@ def planned(asked: Asked, chosen: Strategy, result: SearchResult, *, top: int) -
     )
 
 
+def sure_enough(problem: Problem, ranked: Sequence[Ranked]) -> tuple[Ranked, str]:
+    """The fastest, unless it may well not fit and one that is hardly slower fits surely; and what was passed over, in words."""
+    best = ranked[0]
+    capacity = float(problem.cluster.device.memory_bytes)
+    risk = memory_probability(problem, best.peak_memory_bytes, capacity)
+    if risk is None or risk >= SURE:
+        return best, ""
+    near = (each for each in ranked if each.step_time_seconds <= best.step_time_seconds * (1 + WORTH_A_RISK))
+    for each in near:
+        probability = memory_probability(problem, each.peak_memory_bytes, capacity)
+        if probability is not None and probability >= SURE:
+            gain = 1 - best.step_time_seconds / each.step_time_seconds
+            passed = (
+                f"{best.strategy.describe()} is {gain:.1%} faster and fits with probability {risk:.0%}, this one with {probability:.0%}"
+            )
+            return each, f"memory: {passed}"
+    return best, ""
+
+
 def runners_up(ranked: Sequence[Ranked], chosen: Strategy) -> list[Ranked]:
     """The others of ``ranked``; a strategy that differs from a faster one in the order of its ranks alone is not told again."""
-    seen, kept = {_unordered(chosen)}, []
+    seen, kept, is_ahead = {_unordered(chosen)}, [], True
     for each in ranked:
+        is_ahead &= each.strategy != chosen
         if _unordered(each.strategy) not in seen:
             seen.add(_unordered(each.strategy))
-            kept.append(each)
+            kept.append(replace(each, tie=each.tie or is_ahead))
     return kept
 
 
