@@ -142,18 +142,10 @@ def _llama(spec: ModelSpec, sequence_length: int) -> BuiltModel:
     transformers = _transformers()
     assert transformers is not None
     config = transformers.LlamaConfig(
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
         intermediate_size=spec.ffn_hidden_size,
-        num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_attention_heads,
-        num_key_value_heads=spec.num_key_value_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=max(spec.max_position_embeddings, sequence_length),
-        tie_word_embeddings=spec.tied_embeddings,
         attention_bias=spec.qkv_bias and spec.attention_output_bias,
         mlp_bias=spec.mlp_bias,
-        use_cache=False,
+        **_sizes(spec, sequence_length),
     )
     return _in_shape_of(spec, config, "Llama")
 
@@ -162,21 +154,28 @@ def _mixtral(spec: ModelSpec, moe: MixtureOfExperts, sequence_length: int) -> Bu
     transformers = _transformers()
     assert transformers is not None
     config = transformers.MixtralConfig(
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
         intermediate_size=moe.ffn_hidden_size,
         num_local_experts=moe.num_experts,
         num_experts_per_tok=moe.experts_per_token,
-        num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_attention_heads,
-        num_key_value_heads=spec.num_key_value_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=max(spec.max_position_embeddings, sequence_length),
-        tie_word_embeddings=spec.tied_embeddings,
         sliding_window=None,
-        use_cache=False,
+        **_sizes(spec, sequence_length),
     )
     return _in_shape_of(spec, config, "Mixtral")
+
+
+def _sizes(spec: ModelSpec, sequence_length: int) -> dict[str, Any]:
+    """What every configuration of Hugging Face calls alike."""
+    return {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_key_value_heads": spec.num_key_value_heads,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": max(spec.max_position_embeddings, sequence_length),
+        "tie_word_embeddings": spec.tied_embeddings,
+        "use_cache": False,
+    }
 
 
 def _in_shape_of(spec: ModelSpec, config: Any, kind: str) -> BuiltModel:
