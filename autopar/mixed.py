@@ -198,6 +198,7 @@ def plan_pools(
         UnavailableError: a device without the constants of its kernels, or no DEAP where the search is genetic.
         KeyboardInterrupt: before anything was found.
     """
+    from autopar.question import refuse_unfinished
     from autopar.search import Stages
     from autopar.search.mixed import Method, mixed_search
     from autopar.search.pool_space import Manner
@@ -219,11 +220,7 @@ def plan_pools(
     result = mixed_search(asked.problem, asked.constraints, top=top, manners=manners, method=Method(method), seed=seed, watch=effort.watch)
     if result.best is not None:
         return _plan(asked, result, top=top, seed=seed)
-    if result.summary.interrupted:
-        raise KeyboardInterrupt("before a strategy that fits was found")
-    if effort.watch.stopped is not None:
-        limit = f"{effort.watch.time_limit_seconds:g} s"
-        raise NoPlanError(f"the time limit of {limit} ended the search before a strategy that fits was found")
+    refuse_unfinished(effort, interrupted=result.summary.interrupted)
     raise _nothing_fits(asked, result)
 
 

@@ -13,7 +13,7 @@ from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec, Hosts
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnavailableError, raise_if
 from autopar.costmodel.spec.model import ModelSpec
 from autopar.costmodel.spec.training import Precision, TrainingSpec, precision_named
-from autopar.costmodel.spec.units import format_bytes, format_count, parse_bytes
+from autopar.costmodel.spec.units import format_count, parse_bytes
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.framework import ExecutionProfile
@@ -390,10 +390,3 @@ def _training(
     return TrainingSpec(
         global_batch_size=spec.global_batch_size, sequence_length=spec.sequence_length, precision=precision or spec.precision
     )
-
-
-def reserve_text(problem: Problem) -> str:
-    """How much memory of each GPU is set aside, and who said so."""
-    if problem.memory_reserve_bytes is not None:
-        return f"{format_bytes(problem.memory_reserve_bytes)} (asked for)"
-    return f"{format_bytes(problem.framework.memory_reserve_bytes)} ({problem.framework.name})"

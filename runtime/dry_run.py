@@ -69,11 +69,6 @@ class RankParts:
     activations_not_counted: str = ""
     """Why."""
 
-    @property
-    def total_bytes(self) -> int:
-        states = self.sharded_parameter_bytes + self.compute_parameter_bytes + self.gradient_bytes + self.optimizer_state_bytes
-        return states + (self.activation_bytes or 0)
-
 
 def build_rank(
     build_model: Callable[[], nn.Module],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from .options import (
     stages_option,
 )  # fmt: skip
 from .reporting import REPORT_NAMES, check_targets, report_options, write_reports, write_trace
+
+if TYPE_CHECKING:
+    from autopar.costmodel.spec.plan import Plan
 
 EPILOG = """\b
 Examples:
@@ -135,9 +138,9 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
 
 
 def _print_plan(ctx: click.Context, as_json: bool, output: str | None, options: dict[str, Any]) -> None:
-    from autopar.api import plan, problem_of, was_interrupted, write_plan
+    from autopar.api import plan, problem_of, write_plan
 
-    from .output import answering, note, print_json, print_report
+    from .output import answering, print_json, print_report
     from .searching import searching
 
     with answering(as_json), searching() as progress:
@@ -166,18 +169,14 @@ def _print_plan(ctx: click.Context, as_json: bool, output: str | None, options: 
         from autopar.report.text import plan_report
 
         print_report(plan_report(found))
-    if output is not None:
-        note(f"wrote {output}")
-    if was_interrupted(found.search):
-        note("interrupted: this is the best of the strategies seen so far")
-        ctx.exit(EXIT_INTERRUPTED)
+    _end(ctx, found, output)
 
 
 def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options: dict[str, Any]) -> None:
     """``--pool``: the plan of a mixed cluster."""
-    from autopar.api import plan, was_interrupted, write_plan
+    from autopar.api import plan, write_plan
 
-    from .output import answering, note, print_json, print_report
+    from .output import answering, print_json, print_report
     from .searching import searching
 
     if clashing := [f"--{name}" for name in ("pareto", "plot", *REPORT_NAMES) if options[name] is not None]:
@@ -208,6 +207,15 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
         from autopar.report.mixed import mixed_report
 
         print_report(mixed_report(found, expressed(found)))
+    _end(ctx, found, output)
+
+
+def _end(ctx: click.Context, found: Plan, output: str | None) -> None:
+    """What is said after a plan: where it was written, and whether it is what was found before an interrupt."""
+    from autopar.api import was_interrupted
+
+    from .output import note
+
     if output is not None:
         note(f"wrote {output}")
     if was_interrupted(found.search):

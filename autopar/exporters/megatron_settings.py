@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute
-from autopar.costmodel.spec.training import ComputeType
 
 from . import megatron_layout as layout
 from .megatron_model import MODEL_SETTINGS, model_settings
@@ -140,7 +139,6 @@ _PRECISIONS: dict[str, dict[str, Value]] = {
 }
 PRECISIONS = tuple(_PRECISIONS)
 """Precisions that Megatron has."""
-BLOCK_SCALED = (ComputeType.MXFP8, ComputeType.FP4)
 
 
 def _precision(question: Question) -> dict[str, Value]:

@@ -62,10 +62,6 @@ class Question:
         """Ranks that share one copy of the sharded states."""
         return self.strategy.shard_group_size or self.shard_ranks
 
-    @property
-    def layers_of_fullest_rank(self) -> int:
-        return fullest_rank(self.layers, self.strategy)
-
 
 def stage_layers(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
     """Decoder layers of every virtual stage in model order, as the cost model counts them.

@@ -131,11 +131,6 @@ def constraint_texts(
     return (*texts, *(f"forbid {short_name(field)}" for field in forbidden))
 
 
-def off_value(field: str) -> bool | int | str:
-    """The value of ``field`` that leaves its technique unused: 1 for a size, ``none`` for recompute."""
-    return _OFF.get(field, 1)
-
-
 def make_strategy(values: Mapping[str, object], *, world_size: int | None = None, framework: ExecutionProfile | None = None) -> Strategy:
     """A strategy from fields by their short or full names.
 

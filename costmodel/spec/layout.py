@@ -23,8 +23,6 @@ class _Whole(Protocol):
 
 Rank = TypeVar("Rank", bound=_Whole)
 
-RANK_ORDER = ("tp", "cp", "ep", "dp", "pp")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from autopar.costmodel.holdings import Tails
 from autopar.costmodel.spec.strategy import PipelineSchedule
 from autopar.costmodel.stage_budget import Linear, StageBudget
+from autopar.search.neighbours import splits
 from autopar.search.partition import Partition, filled, least_slowest, pareto_partitions, placed, segments, segments_alike
 from autopar.search.relaxation import relaxed_slowest_seconds
 
@@ -60,13 +60,6 @@ def budget(
         tail_seconds=np.zeros(1),
         tails=Tails(**{name: np.zeros((1, ranks, 2)) for name in ("reduction_seconds", "gather_seconds", "rest_seconds")}),
     )
-
-
-def splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Every way to cut ``layers`` into ``stages`` runs of at least one."""
-    for cuts in itertools.combinations(range(1, layers), stages - 1):
-        bounds = (0, *cuts, layers)
-        yield tuple(end - start for start, end in itertools.pairwise(bounds))
 
 
 def every_placement(asked: StageBudget, alike: int | None = None) -> list[Partition]:
