@@ -30,6 +30,8 @@ NOT_TAKEN = {
     "gpu": "the pools say the devices",
     "gpus": "the pools say how many",
     "cluster": "the pools are the cluster",
+    "topology": "switches are told of one cluster",
+    "hosts": "hosts are named of one cluster",
     "profile": "measured and calibrated constants are of one device",
     "allow_other_device": "measured constants are of one device",
     "price": "cost is of one device type",

@@ -37,13 +37,7 @@ CHOICES: dict[str, type[StrEnum]] = {
 
 _FIELDS = {**SHORT_NAMES, **{name: name for name in SHORT_NAMES.values()}}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_OFF: dict[str, bool | int | str] = {
-    "zero_stage": 0,
-    "num_recompute_layers": 0,
-    "sequence_parallel": False,
-    "recompute": "none",
-    "rank_order": RankOrder.TP_CP_DP_PP.value,
-}
+_FROM_ZERO = ("zero_stage", "num_recompute_layers")
 
 
 def short_name(field: str) -> str:
@@ -244,7 +238,7 @@ def _value(field: str, text: str, where: str, faults: list[Fault]) -> bool | int
             return lowered in _TRUE
         faults.append(Fault(field=where, given=repr(text), required="true or false"))
         return False
-    least = 0 if field in _OFF else 1
+    least = 0 if field in _FROM_ZERO else 1
     if _is_number(lowered) and int(lowered) >= least:
         return int(lowered)
     faults.append(Fault(field=where, given=repr(text), required=f"a whole number of at least {least} is needed"))

@@ -86,6 +86,8 @@ def test_estimate_prices_the_file_and_others_refuse_it(autopar, file: Path) -> N
         (("--pool", "h100=8", "a100=8", "--gpus", 16), "gpus=16: does not go together with pools"),
         (("--pool", "h100=8", "a100=8", "--cluster", "dgx-h100"), "cluster=dgx-h100: does not go together with pools"),
         (("--pool", "h100=8", "a100=8", "--profile", "h200"), "profile=h200: does not go together with pools"),
+        (("--pool", "h100=8", "a100=8", "--topology", "llama3-roce"), "topology=llama3-roce: does not go together with pools"),
+        (("--pool", "h100=8", "a100=8", "--hosts", "n[1-2]"), "hosts=n[1-2]: does not go together with pools"),
         (("--pool", "h100=8", "a100=8", "--price", "2.5"), "price="),
         (("--pool", "h100=8", "a100=8", "--stages", "exact"), "stages=exact: layers are always placed"),
         (("--pool", "h100=8", "a100=8", "--objective", "memory"), "objective=memory: pools are planned for the shortest step"),
