@@ -16,7 +16,7 @@ SOURCE := autopar costmodel search runtime benchmarks tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup plan test lint fmt type bench bench-accuracy bench-drift docs check clean
+.PHONY: help setup plan test explore lint fmt type bench bench-accuracy bench-drift docs check clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -28,6 +28,9 @@ setup: .venv/stamp .venv-dev/stamp ## Make both environments
 
 test: .venv-dev/stamp ## Run the tests
 	@$(DEV)/pytest -n $(JOBS) $(ARGS)
+
+explore: .venv-dev/stamp ## Look for inputs that break a law: the property tests on new examples [ARGS=--hypothesis-seed=1]
+	@$(DEV)/pytest -n $(JOBS) -m hypothesis --hypothesis-profile explore $(ARGS)
 
 lint: .venv-dev/stamp ## Check style, format and layers
 	@$(DEV)/ruff check $(SOURCE)

@@ -1,11 +1,10 @@
 """How measured points bend a curve between them: a smooth correction over shapes, and a monotone one over sizes.
 
-Both hold log(measured / curve). Outside the measured range the correction of its nearest edge stays, so the curve is scaled to it.
+Outside the measured range the correction of its nearest edge stays, so the curve is scaled to it.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,8 +24,6 @@ DEFAULT_SPREAD = 0.25
 """Deviation of a kernel's time from the curve where nothing was measured, in logs: the mean error of unfitted devices."""
 SAME = 1e-6
 """Log2 distance below which two shapes are one."""
-SUBDIVISIONS = 32
-"""Parts of the way between two sizes on which the curve's own bend is taken out, so that times between them lie on one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,14 +116,18 @@ def _distances(left: Floats, right: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SizeFit:
-    """A correction over one size. Times between points lie on a straight line in logs, which never falls."""
+    """A correction over one size. Times between points lie on straight lines in logs, which never fall.
+
+    The curve's own bends (a change of algorithm or protocol) are divided out where they are asked for, not at chosen sizes: a time
+    that never falls in the curve never falls corrected.
+    """
 
     sizes: Floats
     """The measured sizes, ascending."""
-    knots: Floats
-    """Logs of sizes."""
-    ratios: Floats
-    """log(time / curve) at the knots."""
+    log_seconds: Floats
+    """Of each size, on the line that never falls."""
+    curve: Curve
+    """What the formula says of sizes."""
     spread: float
     """Mean distance of the points from the line that never falls, in logs."""
 
@@ -136,16 +137,14 @@ class SizeFit:
         distinct = sorted(set(sizes))
         medians = [float(np.median([t for size, t in zip(sizes, seconds, strict=True) if size == each])) for each in distinct]
         raw = np.log(medians)
-        times, logs = never_falling(raw), np.log(np.asarray(distinct, dtype=np.float64))
-        parts = [np.linspace(low, high, SUBDIVISIONS, endpoint=False) for low, high in itertools.pairwise(logs)]
-        knots = np.concatenate([*parts, logs[-1:]])
-        ratios = np.interp(knots, logs, times) - np.log(curve(np.exp(knots)))
-        return cls(sizes=np.asarray(distinct), knots=knots, ratios=ratios, spread=float(np.mean(np.abs(raw - times))))
+        line = never_falling(raw)
+        spread = float(np.mean(np.abs(raw - line)))
+        return cls(sizes=np.asarray(distinct, dtype=np.float64), log_seconds=line, curve=curve, spread=spread)
 
     def ratio(self, sizes: npt.ArrayLike) -> Floats:
         """Time over curve at each size; that of the nearest end outside the measured range."""
-        values = np.maximum(np.asarray(sizes, dtype=np.float64), 1e-300)
-        return np.asarray(np.exp(np.interp(np.log(values), self.knots, self.ratios)))
+        inside = np.clip(np.asarray(sizes, dtype=np.float64), self.sizes[0], self.sizes[-1])
+        return np.asarray(np.exp(np.interp(np.log(inside), np.log(self.sizes), self.log_seconds)) / self.curve(inside))
 
     def is_measured(self, size: float) -> bool:
         return bool(np.any(np.abs(np.log2(self.sizes / size)) < SAME))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autopar.api import estimate, plan
@@ -48,6 +48,7 @@ def with_series(kind: Kind, variant: str, dtype: str, *points: tuple[tuple[float
 
 MEASURED = columns(BASE)
 FLAT = 0.005
+ROUNDING = 1e-12
 
 
 def test_a_single_product_scales_the_formulas_work_everywhere() -> None:
@@ -72,7 +73,7 @@ def test_a_product_twice_as_large_never_takes_less(m: float, n: float, k: float,
 @given(st.floats(1e3, 1e12), st.floats(1, 50))
 def test_more_bytes_never_take_less(moved: float, factor: float) -> None:
     for seconds in (memory_seconds, optimizer_seconds):
-        assert float(seconds(MEASURED, moved * factor)) >= float(seconds(MEASURED, moved)) * (1 - 2e-3)
+        assert float(seconds(MEASURED, moved * factor)) >= float(seconds(MEASURED, moved)) * (1 - ROUNDING)
 
 
 def test_products_of_the_shipped_profile_are_met() -> None:
@@ -116,10 +117,11 @@ def test_a_collective_takes_the_nearest_measured_group_and_never_one_across_the_
 
 
 @given(st.floats(1e2, 1e10), st.floats(1, 100))
+@example(8005.0, 47.0)
 def test_a_longer_message_never_takes_less(message: float, factor: float) -> None:
     found = links(((1e3, 8, 8), 3e-5), ((1e6, 8, 8), 2.5e-5), ((1e8, 8, 8), 4e-4))
     group = place(8, 1, LINKS)
-    assert float(all_reduce_seconds(message * factor, group, found)) >= float(all_reduce_seconds(message, group, found)) * (1 - 3e-4)
+    assert float(all_reduce_seconds(message * factor, group, found)) >= float(all_reduce_seconds(message, group, found)) * (1 - ROUNDING)
 
 
 def test_transfers_inside_and_across_nodes_are_told_apart() -> None:
