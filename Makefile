@@ -27,7 +27,7 @@ plan: .venv/stamp ## Plan: make plan MODEL=gpt-175b GPUS=256 [ARGS="--gpu a100-s
 setup: .venv/stamp .venv-dev/stamp ## Make both environments
 
 test: .venv-dev/stamp ## Run the tests
-	@$(DEV)/pytest -n $(JOBS) $(ARGS)
+	@$(DEV)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 explore: .venv-dev/stamp ## Look for inputs that break a law: the property tests on new examples [ARGS=--hypothesis-seed=1]
 	@$(DEV)/pytest -n $(JOBS) -m hypothesis --hypothesis-profile explore $(ARGS)

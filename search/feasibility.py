@@ -7,6 +7,8 @@ lifted when nothing else fits. Memory comes last, since it takes an evaluation.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +77,16 @@ def faults(problem: Problem, strategy: Strategy) -> tuple[Fault, ...]:
     """Everything that keeps the framework from running ``strategy``; empty where it runs (if its memory suffices)."""
     found = (rule.fault(problem, strategy) for rule in RULES)
     return tuple(fault for fault in found if fault is not None)
+
+
+def accepted(problem: Problem, columns: StrategyColumns) -> Bools:
+    """Which rows the framework runs (if their memory suffices): those that :func:`faults` finds nothing wrong with."""
+    return np.logical_and.reduce([rule.mask(problem, columns) for rule in RULES]) if len(columns) else np.ones(0, dtype=np.bool_)
+
+
+def runnable(problem: Problem, strategies: Sequence[Strategy]) -> list[Strategy]:
+    """Those of ``strategies`` that the framework runs (if their memory suffices), in their order."""
+    return list(itertools.compress(strategies, accepted(problem, StrategyColumns.of(strategies))))
 
 
 def summaries() -> dict[str, str]:

@@ -22,7 +22,7 @@ from autopar.costmodel.step import evaluate
 
 from . import partition_cp_sat
 from .cut_bound import Answer, least_by_cuts
-from .feasibility import faults
+from .feasibility import runnable
 from .neighbours import WHOLE, count_splits, nearby, splits
 from .partition import Partition, filled, pareto_partitions, placed, segments, segments_alike, share_of
 from .path_game import PathBounds
@@ -245,7 +245,7 @@ class _Placer:
         by_stage = self._space.problem.framework.recompute_by_stage
         real = (partition for partition in partitions if np.isfinite(partition.slowest_seconds))
         made = dict.fromkeys(_strategy(shell, partition, by_stage=by_stage) for partition in real)
-        return [strategy for strategy in made if not faults(self._space.problem, strategy)]
+        return runnable(self._space.problem, list(made))
 
     def _faster(self, strategies: list[Strategy], limit: float) -> Iterator[Placed]:
         if strategies:

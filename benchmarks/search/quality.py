@@ -84,7 +84,7 @@ def placements(asked: Problem, constraints: Constraints) -> list[Strategy]:
             else:
                 held = -(-asked.model.num_layers // shell.pipeline_parallel_size)
                 every += [replace(placed, recompute=Recompute.FULL, num_recompute_layers=count) for count in range(held)]
-    return [strategy for strategy in every if not feasibility.faults(asked, strategy)]
+    return feasibility.runnable(asked, every)
 
 
 def optimum(asked: Problem, every: list[Strategy]) -> float:

@@ -389,3 +389,18 @@ def test_selective_recomputation_is_tried_where_flash_attention_is_absent(make_p
     hopper = make_problem(dense)
     volta = replace(hopper, cluster=replace(hopper.cluster, device=device("v100-sxm2-32gb")))
     assert [bool(saves(problem, columns)[0]) for problem in (hopper, volta)] == [False, True]
+
+
+def test_many_are_accepted_as_one_by_one(make_problem: Any, dense: Any) -> None:
+    strategies = [
+        *PARALLEL.values(),
+        *(Strategy(data_parallel_size=8, zero_stage=stage, micro_batch_size=size) for stage in (1, 3) for size in (1, 3)),
+    ]
+    counts = []
+    for framework in ("megatron-core", "megatron-2021", "deepspeed", "fsdp"):
+        problem = make_problem(dense, framework=framework)
+        one_by_one = [strategy for strategy in strategies if not feasibility.faults(problem, strategy)]
+        assert feasibility.runnable(problem, strategies) == one_by_one
+        counts.append(len(one_by_one))
+    assert 0 < sum(counts) < len(counts) * len(strategies)
+    assert feasibility.runnable(problem, []) == []

@@ -85,7 +85,7 @@ def test_no_placement_that_fits_is_faster(
     shape: Shape, model: ModelSpec, gigabytes: float, by_stage: bool, fused: bool, batch: int, zero_stage: int
 ) -> None:
     asked, limits = asked_of(model, gigabytes, by_stage=by_stage, fused=fused, batch=batch), only(shape, zero_stage)
-    every = [each for each in placements(asked, Space.of(asked, limits, preferences=PREFERENCES)) if not feasibility.faults(asked, each)]
+    every = feasibility.runnable(asked, list(placements(asked, Space.of(asked, limits, preferences=PREFERENCES))))
     if not every:
         return
     found = evaluate(Inputs.of(asked), StrategyColumns.of(every), simulate=True)
@@ -112,7 +112,7 @@ def test_no_placement_that_fits_is_faster(
 def test_how_close_the_bound_is_to_the_best_of_all_placements(shape: Shape, closeness: float) -> None:
     """Eight layers on four stages are cut coarsely: with more layers the pieces that the game cuts are smaller."""
     asked, limits = asked_of(ALIKE, 200, by_stage=False, fused=True), only(shape)
-    every = [each for each in placements(asked, Space.of(asked, limits, preferences=PREFERENCES)) if not feasibility.faults(asked, each)]
+    every = feasibility.runnable(asked, list(placements(asked, Space.of(asked, limits, preferences=PREFERENCES))))
     found = evaluate(Inputs.of(asked), StrategyColumns.of(every), simulate=True)
     least = float(np.min(found.step_time_seconds[found.fits]))
     result = search(asked, limits, stages=Stages.UNEVEN)
