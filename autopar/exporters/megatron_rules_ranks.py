@@ -38,7 +38,7 @@ def _expert_world(c: Configuration) -> Iterator[Fault]:
     """The world size is a multiple of expert-tensor x expert x pipeline parallel sizes."""
     sizes = Sizes.of(c)
     ranks = sizes.etp * sizes.ep * sizes.pp
-    if sizes.world and sizes.is_moe and sizes.world % ranks:
+    if sizes.world and (sizes.is_moe or _ETP in c.settings) and sizes.world % ranks:
         required = f"must be a multiple of etp x ep x pp = {sizes.etp} x {sizes.ep} x {sizes.pp} = {ranks}"
         fix = f"nearest: {(sizes.world // ranks + 1) * ranks}" + (", or --expert-tensor-parallel-size 1" if sizes.etp > 1 else "")
         yield Fault(field="world size", given=str(sizes.world), required=required, fix=fix)
@@ -47,17 +47,22 @@ def _expert_world(c: Configuration) -> Iterator[Fault]:
 def _same_pipeline(c: Configuration) -> Iterator[Fault]:
     """The dense and the expert grid put each rank in the same pipeline stage."""
     sizes = Sizes.of(c)
-    if is_on(c.settings, "use-tp-pp-dp-mapping") and sizes.is_moe and sizes.pp > 1 and sizes.tp * sizes.cp != sizes.etp * sizes.ep:
+    if is_on(c.settings, "use-tp-pp-dp-mapping") and sizes.pp > 1 and sizes.tp * sizes.cp != sizes.etp * sizes.ep:
         required = f"strides of the stages differ: tp x cp = {sizes.tp * sizes.cp}, etp x ep = {sizes.etp * sizes.ep}"
-        yield flag_fault(c.settings, "use-tp-pp-dp-mapping", required, "leave it out")
+        yield flag_fault(c.settings, "use-tp-pp-dp-mapping", required, _alike(sizes))
 
 
 def _pipeline_last(c: Configuration) -> Iterator[Fault]:
     """Where the pipeline is not the slowest axis, expert and dense data-parallel sizes are equal."""
     sizes = Sizes.of(c)
-    if is_on(c.settings, "use-tp-pp-dp-mapping") and sizes.is_moe and sizes.pp > 1 and sizes.dp and sizes.dp != sizes.edp:
+    if is_on(c.settings, "use-tp-pp-dp-mapping") and sizes.pp > 1 and sizes.dp and sizes.dp != sizes.edp:
         required = f"needs equal data-parallel sizes, and they are {sizes.dp} (dense) and {sizes.edp} (experts)"
-        yield flag_fault(c.settings, "use-tp-pp-dp-mapping", required, "leave it out")
+        yield flag_fault(c.settings, "use-tp-pp-dp-mapping", required, _alike(sizes))
+
+
+def _alike(sizes: Sizes) -> str:
+    """What puts both grids in the same stages: a dense model's experts' grid has no members, and may be cut in any way."""
+    return "leave it out" if sizes.is_moe else f"--{_ETP} {sizes.tp * sizes.cp}"
 
 
 def _folded(c: Configuration) -> Iterator[Fault]:

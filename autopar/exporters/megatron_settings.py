@@ -86,6 +86,9 @@ def settings_of(question: Question) -> dict[str, Value]:
         written["cp-comm-type"] = (CONTEXT_KINDS[strategy.context_parallel_kind],)
     if strategy.rank_order is RankOrder.TP_CP_PP_DP:
         written["use-tp-pp-dp-mapping"] = True
+        if model.moe is None:
+            # Megatron lays out groups of experts for dense models too, and refuses them where they put a rank in another stage.
+            written["expert-tensor-parallel-size"] = strategy.tensor_parallel_size * strategy.context_parallel_size
     if model.moe is not None:
         written["moe-token-dispatcher-type"] = "alltoall"
         if compute_capability(question.cluster.device.architecture) >= GROUPED_FROM:
@@ -156,7 +159,10 @@ def strategy_fields(settings: Settings, *, num_layers: int) -> dict[str, Value]:
     """
     found = VOCABULARY.read(settings)
     tensor, pipeline = integer(settings, "tensor-model-parallel-size", 1), integer(settings, "pipeline-model-parallel-size", 1)
-    found.setdefault("strategy.expert_tensor_parallel_size", tensor if "num-experts" in settings else 1)
+    if "num-experts" in settings:
+        found.setdefault("strategy.expert_tensor_parallel_size", tensor)
+    else:
+        found["strategy.expert_tensor_parallel_size"] = 1
     found.setdefault("strategy.micro_batch_size", 1)
     virtual, layers = layout.split_fields(settings, num_layers=num_layers, pipeline=max(pipeline, 1))
     found["strategy.virtual_pipeline_stages"] = virtual

@@ -37,7 +37,7 @@ class Sizes:
             pp=pp,
             cp=max(1, integer(given, "context-parallel-size", 1)),
             ep=max(1, integer(given, "expert-model-parallel-size", 1)),
-            etp=max(1, integer(given, "expert-tensor-parallel-size", tp if moe else 1)),
+            etp=max(1, integer(given, "expert-tensor-parallel-size", tp)),
             virtual=virtual_stages(given, layers, pp),
             world=configuration.world_size,
             layers=layers,

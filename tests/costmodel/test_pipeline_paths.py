@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autopar.costmodel.columns import Floats
@@ -63,14 +63,19 @@ def test_no_path_is_longer_than_the_makespan_of_any_stages(shape: Shape, seed: i
 
 
 @given(shape=shapes(), seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.0, 0.1]))
+@example(shape=(PipelineSchedule.GPIPE, 2, 1, 8), seed=25871, spread=0.1)
 @settings(max_examples=100)
 def test_one_of_them_is_the_makespan_where_stages_are_nearly_alike(shape: Shape, seed: int, spread: float) -> None:
     kind, p, v, m = shape
     seconds = seconds_of(seed, p * v, spread)
     found = longest_paths(kind, p, v, window_of(kind, p, m), seconds).with_microbatches(m)
-    if kind is PipelineSchedule.GPIPE and m > 1:  # its longest path waits on two stages, each longest in its own direction
+    closeness = 0.01
+    if kind is PipelineSchedule.GPIPE and m > 1:
         found = np.concatenate([found, ramps(kind, p, m).passes(p)])  # type: ignore[union-attr]
-    assert np.tensordot(found, seconds, axes=2).max() == pytest.approx(simulated(kind, p, v, m, seconds), rel=0.01)
+        # Its longest path waits on two stages, each longest in its own direction; these wait on one, which is at most the
+        # spread of the forwards faster, and forwards are a third of the work.
+        closeness += spread / 3
+    assert np.tensordot(found, seconds, axes=2).max() == pytest.approx(simulated(kind, p, v, m, seconds), rel=closeness)
 
 
 @pytest.mark.parametrize("kind", [PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.ZERO_BUBBLE])

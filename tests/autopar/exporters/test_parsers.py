@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from autopar.costmodel.spec.strategy import Strategy
+from autopar.costmodel.spec.layout import RankLayout
+from autopar.costmodel.spec.strategy import RankOrder, Strategy
 from autopar.exporters import exporter
 from autopar.exporters.folder import write_files
 from autopar.exporters.question import Question
@@ -36,6 +37,10 @@ SMALL: dict[str, list[Question]] = {
                           expert_parallel_size=4, pipeline_layers=(17, 15)), "mixtral-8x7b"),
         question(Strategy(tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=8, zero_stage=3)),
         question(Strategy(data_parallel_size=16, shard_group_size=4)),
+        question(Strategy(tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=2, data_parallel_size=4,
+                          rank_order=RankOrder.TP_CP_PP_DP)),
+        question(Strategy(tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=2, context_parallel_size=2,
+                          data_parallel_size=2, rank_order=RankOrder.TP_CP_PP_DP)),
         question(Strategy(tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=4, expert_parallel_size=8), "llama4-scout"),
     ],
     "torchtitan": [
@@ -72,6 +77,35 @@ def _understood(name: str, arguments: list[str], environment: dict[str, str]) ->
     return found
 
 
+DENSE_AXES = ("tp", "cp", "dp", "pp")
+EXPERT_STAGES = "stages of experts"
+
+
+def groups_of(strategy: Strategy) -> dict[str, list[list[int]]]:
+    """Every group of every axis, in the order of the first rank, as the project's own arithmetic places them."""
+    layout, found = RankLayout.of(strategy), {}
+    for axes, expert in ((DENSE_AXES, False), (("etp", "ep", "edp"), True)):
+        for axis in axes:
+            each = dict.fromkeys(layout.group(rank, axis, expert=expert) for rank in range(layout.world_size))
+            found[axis] = [list(group) for group in each]
+    return found
+
+
+def check_groups(groups: dict[str, list[list[int]]], asked: Question) -> None:
+    """Megatron's groups are the project's; a dense model's experts' grid has no members, and must put each rank in its stage."""
+    axes = {*groups} if asked.model.moe is not None else {*DENSE_AXES, EXPERT_STAGES}
+    expected = groups_of(asked.strategy)
+    expected[EXPERT_STAGES] = expected["pp"]
+    assert {axis: groups[axis] for axis in axes} == {axis: expected[axis] for axis in axes}
+
+
+def last_groups_of(strategy: Strategy) -> dict[str, list[int]]:
+    """The groups of the last rank, under torchtitan's names of the axes."""
+    layout = RankLayout.of(strategy)
+    names = {"tp": "tp", "cp": "cp", "batch": "dp", "pp": "pp", "ep": "ep"}
+    return {theirs: list(layout.group(layout.world_size - 1, ours, expert=ours == "ep")) for theirs, ours in names.items()}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "plan", "asked"), CASES, ids=[f"{name}-{plan}" for name, plan, _ in CASES])
 def test_the_framework_takes_its_files(name: str, plan: str, asked: Question, tmp_path: Path) -> None:  # noqa: ARG001 - names the case
@@ -88,14 +122,18 @@ def test_the_framework_takes_its_files(name: str, plan: str, asked: Question, tm
             found = _understood(name, [*read.words, str(strategy.world_size)], dict(read.environment))
             wanted = {
                 **sizes, "cp": strategy.context_parallel_size, "ep": strategy.expert_parallel_size, "gbs": batch,
-                "etp": strategy.expert_tensor_parallel_size, "dp": strategy.data_parallel_size, "layers": asked.model.num_layers,
+                "dp": strategy.data_parallel_size, "layers": asked.model.num_layers,
                 "virtual": strategy.virtual_pipeline_stages, "mbs": strategy.micro_batch_size, "distributed": strategy.zero_stage > 0,
             }  # fmt: skip
             ranks = strategy.pipeline_parallel_size
             split = [count for rank in range(ranks) for count in strategy.pipeline_layers[rank::ranks]]
             assert found.pop("split") == split
+            check_groups(found.pop("groups"), asked)
         case "torchtitan":
             found = _understood(name, [str(run), str(strategy.world_size)], {})
+            groups = found.pop("groups")
+            expected = {axis: group for axis, group in last_groups_of(strategy).items() if len(group) > 1}
+            assert {axis: groups.get(axis) for axis in expected} == expected
             split = list(asked.layers) if strategy.pipeline_parallel_size > 1 else []
             wanted = {
                 **sizes, "cp": strategy.context_parallel_size, "ep": strategy.expert_parallel_size, "dp": strategy.data_parallel_size,

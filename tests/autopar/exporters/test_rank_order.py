@@ -10,9 +10,10 @@ import pytest
 from autopar.costmodel.spec.layout import RankLayout
 from autopar.costmodel.spec.strategy import RankOrder, Strategy
 from autopar.exporters import exporter
+from autopar.exporters.megatron_lm import RULES, MegatronLM
 from autopar.exporters.nearest import nearest_plan
 from autopar.exporters.question import Question
-from autopar.exporters.rule import INEXPRESSIBLE
+from autopar.exporters.rule import INEXPRESSIBLE, broken
 from autopar.importers import importer
 from autopar.importers.imported import Source
 
@@ -58,12 +59,12 @@ def test_the_flag_is_read_back() -> None:
 def test_frameworks_with_one_order_refuse_it_and_take_the_usual_one(name: str) -> None:
     plain = {"sequence_parallel": False} if name == "deepspeed" else {}
     which = asked(**plain)
-    (broken,) = exporter(name).broken_rules(which)
-    assert broken.rule == INEXPRESSIBLE
-    assert "rank_order=tp-cp-pp-dp" in str(broken)
-    assert "always numbers ranks tp-cp-dp-pp" in str(broken)
+    (refused,) = exporter(name).broken_rules(which)
+    assert refused.rule == INEXPRESSIBLE
+    assert "rank_order=tp-cp-pp-dp" in str(refused)
+    assert "always numbers ranks tp-cp-dp-pp" in str(refused)
     assert rules(name, asked(rank_order=USUAL, **plain)) == []
-    nearest = nearest_plan(exporter(name), which, [broken])
+    nearest = nearest_plan(exporter(name), which, [refused])
     assert nearest is not None
     assert nearest.strategy.rank_order is USUAL
 
@@ -81,6 +82,22 @@ def test_what_does_not_go_with_the_flag_is_refused_by_its_rule() -> None:
     experts = {"model": "mixtral-8x7b", "expert_parallel_size": 4}
     assert {"ML-W3", "ML-W4"} <= set(rules("megatron-lm", asked(**experts)))  # type: ignore[arg-type]
     assert rules("megatron-lm", asked(**{**experts, "expert_parallel_size": 2})) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sizes", [{}, {"context_parallel_size": 2}])
+def test_a_dense_models_unused_expert_grid_is_laid_over_its_stages(sizes: dict[str, int]) -> None:
+    """Megatron lays it out whatever the model, and stops where its stages are not the dense grid's: one rank wide by default."""
+    which = asked(**sizes)
+    ranks = which.strategy.tensor_parallel_size * which.strategy.context_parallel_size
+    assert f"--expert-tensor-parallel-size {ranks}" in text("megatron-lm", which)
+    assert "--expert-tensor-parallel-size 1" in text("megatron-lm", asked(rank_order=USUAL, **sizes))
+    read = importer("megatron-lm").read(Source(text=text("megatron-lm", which), name="train.sh", folder=None))
+    assert read.fields["strategy.expert_tensor_parallel_size"] == 1
+    configuration = MegatronLM().configuration(which)
+    wrong = replace(configuration, settings={**configuration.settings, "expert-tensor-parallel-size": 1})
+    found = {each.rule: each for each in broken(RULES, wrong)}
+    assert {"ML-W3", "ML-W4"} <= set(found)
+    assert f"--expert-tensor-parallel-size {ranks}" in str(found["ML-W4"])
 
 
 def test_launchers_number_ranks_in_the_plans_order() -> None:

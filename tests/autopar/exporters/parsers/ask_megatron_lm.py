@@ -35,14 +35,27 @@ if layout:
     from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
     layout = PipelineParallelLayerLayout.from_str(layout, config.pipeline_model_parallel_size) if isinstance(layout, str) else layout
+from megatron.core.parallel_state import RankGenerator  # noqa: E402
+
+ranks, stages = int(world), args.pipeline_model_parallel_size
+order = "tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp"  # as megatron/training/initialize.py has it
+etp, ep = args.expert_tensor_parallel_size, args.expert_model_parallel_size
+dense = RankGenerator(args.tensor_model_parallel_size, 1, args.data_parallel_size, stages, args.context_parallel_size, order)
+expert = RankGenerator(etp, ep, ranks // (etp * ep * stages), stages, 1, order)
 print(
     json.dumps(
         {
+            "groups": {axis: dense.get_ranks(axis) for axis in ("tp", "cp", "dp", "pp")}
+            | {
+                "etp": expert.get_ranks("tp"),
+                "ep": expert.get_ranks("ep"),
+                "edp": expert.get_ranks("dp"),
+                "stages of experts": expert.get_ranks("pp"),
+            },
             "tp": args.tensor_model_parallel_size,
             "pp": args.pipeline_model_parallel_size,
             "cp": args.context_parallel_size,
             "ep": args.expert_model_parallel_size,
-            "etp": args.expert_tensor_parallel_size,
             "dp": args.data_parallel_size,
             "virtual": args.virtual_pipeline_model_parallel_size or 1,
             "mbs": args.micro_batch_size,

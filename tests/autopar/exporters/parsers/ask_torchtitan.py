@@ -3,6 +3,9 @@
 import json
 import sys
 
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
 folder, world = sys.argv[1:]
 sys.path.insert(0, folder)
 
@@ -11,7 +14,7 @@ from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: E402
 
 config = ConfigManager().parse_args(["--module", "autopar_torchtitan", "--config", "autopar_plan"])
 p = config.parallelism
-ParallelDims(
+sizes = ParallelDims(
     dp_replicate=p.data_parallel_replicate_degree,
     dp_shard=p.data_parallel_shard_degree,
     cp=p.context_parallel_degree,
@@ -20,10 +23,15 @@ ParallelDims(
     ep=p.expert_parallel_degree,
     world_size=int(world),
 )
+# The last rank of all, without the others: its place on every axis tells the axis's stride.
+dist.init_process_group("fake", store=FakeStore(), rank=int(world) - 1, world_size=int(world))
+sizes.build_mesh()
+groups = {axis: mesh.mesh.tolist() for axis, mesh in sizes.get_all_one_dimensional_meshes().items()}
 parts = p.module_fqns_per_model_part or []
 print(
     json.dumps(
         {
+            "groups": groups,
             "tp": p.tensor_parallel_degree,
             "pp": p.pipeline_parallel_degree,
             "cp": p.context_parallel_degree,
