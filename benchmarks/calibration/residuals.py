@@ -25,7 +25,7 @@ from autopar.costmodel.spec.residuals import Regime, ResidualGroup, ResidualTabl
 from benchmarks.accuracy.tables import shipped_runs
 
 from .constants import CONSTANTS
-from .fitting import left_out
+from .fitting import Fitter, left_out
 from .steps import frameworks_of
 
 SMALLEST_MEASURED_GAP = 0.01
@@ -65,7 +65,8 @@ def step_residuals(cases: Sequence[Case], leave_out: str) -> Floats:
         mine = [i for i, case in enumerate(cases) if case.problem.framework.id in frameworks and case.measured_seconds]
         if not mine:
             continue
-        outside = -np.log1p(left_out([cases[i] for i in mine], constants, lambda case: case.run.family))
+        fitter = Fitter.of([cases[i] for i in mine], constants)
+        outside = -np.log1p(left_out(fitter, fitter.whole(), [cases[i].run.family for i in mine]))
         outside[~_told_by_others([cases[i] for i in mine])] = np.nan
         found[mine] = np.where(np.isnan(outside), found[mine], outside)
         refitted += int(np.sum(~np.isnan(outside)))
