@@ -293,7 +293,7 @@ def _score_seconds(inputs: Inputs, shard: Shard) -> Floats:
     """Softmax and dropout over the scores, repeated by selective recomputation where attention is not fused."""
     framework = inputs.framework
     scores = inputs.training.activation_bytes * operators.score_elements(inputs, shard) * (1 - framework.fused_attention)
-    seconds = memory_curve(inputs.wide_device, scores * (4 + 2.5 * framework.dropout) * framework.score_passes)
+    seconds = memory_curve(inputs.wide_device, scores * (operators.SOFTMAX_PASSES + 2.5 * framework.dropout) * framework.score_passes)
     return seconds * operator_shares.score_share(inputs, shard) if np.any(scores > 0) else seconds
 
 

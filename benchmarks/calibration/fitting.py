@@ -27,8 +27,7 @@ from autopar.costmodel.step import evaluate
 from .constants import RELATIVES, TRUST, Constant
 
 EVALUATIONS = 25
-LEFT_OUT_EVALUATIONS = 8
-GAIN = 1e-3
+GAIN = 3e-4
 """A step that is worth less than this share of the sum ends the fit."""
 REACH = 0.3
 """Most that one step moves a constant, of its range."""
@@ -266,15 +265,15 @@ def _disjoint(mine: Bools) -> list[list[int]]:
     return [group for _, group in groups]
 
 
-def left_out(fitter: Fitter, whole: _Point, names: Sequence[str]) -> Floats:
+def left_out(fitter: Fitter, names: Sequence[str]) -> Floats:
     """Signed errors of each row with the rows of its name left out of the fit; NaN where that name is all there is.
 
-    Rows that are left out weigh nothing. Each fit goes on from the one of all rows until nothing is gained, so that it ends where one
-    from documented values would: constants that lose their rows are drawn back by the pulls.
+    Rows that are left out weigh nothing. Every fit starts from documented values: where two settings fit what is left alike, one
+    that starts from the fit of all rows ends at the setting that the rows left out have told it.
     """
-    groups, errors = np.array(names), np.full(len(names), np.nan)
+    groups, errors, start = np.array(names), np.full(len(names), np.nan), fitter.at(fitter.start)
     for name in np.unique(groups):
         out = groups == name
         if not out.all():
-            errors[out] = np.expm1(fitter.solved(np.where(out, 0.0, fitter.weight), whole, LEFT_OUT_EVALUATIONS).errors[out])
+            errors[out] = np.expm1(fitter.solved(np.where(out, 0.0, fitter.weight), start, EVALUATIONS).errors[out])
     return errors

@@ -66,7 +66,7 @@ def step_residuals(cases: Sequence[Case], leave_out: str) -> Floats:
         if not mine:
             continue
         fitter = Fitter.of([cases[i] for i in mine], constants)
-        outside = -np.log1p(left_out(fitter, fitter.whole(), [cases[i].run.family for i in mine]))
+        outside = -np.log1p(left_out(fitter, [cases[i].run.family for i in mine]))
         outside[~_told_by_others([cases[i] for i in mine])] = np.nan
         found[mine] = np.where(np.isnan(outside), found[mine], outside)
         refitted += int(np.sum(~np.isnan(outside)))
