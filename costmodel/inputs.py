@@ -121,6 +121,7 @@ class FrameworkColumns:
     boundary_tensors_kept: Floats
     selective_kept: Floats
     selective_recomputed: Floats
+    selective_by_operator: Floats
     plain_tensors_kept: Floats
     gated_tensors_kept: Floats
     rms_norm_copies_kept: Floats
