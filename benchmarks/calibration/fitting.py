@@ -68,7 +68,7 @@ def with_constants(inputs: Inputs, mine: Bools, constants: Sequence[Constant], v
         elif constant.field == "gemm_efficiency":
             device, wide = _with_rate(device, rows & ~low, value), _with_rate(wide, rows, value)
         elif constant.field == "fp8_efficiency":
-            device = _with_rate(device, rows & low, value)
+            device = _with_rate(device, rows & low, value * device.gemm_efficiency / constant.current())  # FP4 has its share of it
         else:
             device, wide = (replace(c, **{constant.field: np.where(rows, value, getattr(c, constant.field))}) for c in (device, wide))
     return replace(inputs, framework=profiles, device=device, wide_device=wide)
