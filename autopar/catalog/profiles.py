@@ -22,14 +22,16 @@ from .hardware import device as catalog_device
 CONSTANTS: tuple[str, ...] = tuple(f.name for f in fields(HardwareProfile) if f.name not in ("device", "origin", "sources"))
 POWER_EXPONENT = 0.5
 """Sustained rate over (watts a peak FLOP) to this power, where power limits it: frequency falls slower than power."""
+ATTENTION_RATES = ("attention_forward_efficiency", "attention_backward_efficiency")
 FOLDER = Path(__file__).parent / "profiles"
 
 
 def hardware_profile(device: DeviceSpec) -> HardwareProfile:
     """The shipped profile of ``device``, or one interpolated from its architecture's reference device.
 
-    Interpolated GEMM rates are scaled to the device's power budget: sustained = reference x ((W/peak) / (W/peak of the
-    reference))^0.5, and no more than the rate at full clocks. Analytic; wrong for parts whose clocks are capped by firmware.
+    Interpolated rates of products and of fused attention are scaled to the device's power budget: sustained = reference x ((W/peak) /
+    (W/peak of the reference))^0.5, and products no faster than at full clocks, attention no faster than the reference. Analytic;
+    wrong for parts whose tensor cores are slowed by firmware, which have a file of their own.
 
     Raises:
         UnavailableError: no profile of the device or of its architecture is known.
@@ -94,8 +96,10 @@ def _interpolated(device: DeviceSpec, reference: DeviceSpec, profile: HardwarePr
     full_clock = values["gemm_small_efficiency"]
     for constant in ("gemm_efficiency", "fp8_efficiency"):
         values[constant] = min(values[constant] * power, max(full_clock, values[constant]))
+    for constant in ATTENTION_RATES:
+        values[constant] *= min(power, 1.0)
     values["memory_half_bytes"] *= device.memory_bandwidth / reference.memory_bandwidth
-    scaled = {"gemm_efficiency", "fp8_efficiency", "memory_half_bytes"}
+    scaled = {"gemm_efficiency", "fp8_efficiency", "memory_half_bytes", *ATTENTION_RATES}
     return HardwareProfile(
         device=device.id,
         **values,

@@ -64,7 +64,9 @@ def with_constants(inputs: Inputs, mine: Bools, constants: Sequence[Constant], v
     low = inputs.training.low_precision_linear > 0
     for constant, rows, value in zip(constants, mine, values, strict=True):
         if constant.owner == "framework":
-            profiles = replace(profiles, **{constant.field: np.where(rows, value, getattr(profiles, constant.field))})
+            given = getattr(profiles, constant.field)
+            scale = given / constant.current() if constant.field == "attention_share" else 1.0  # rows of older kernels have a part of it
+            profiles = replace(profiles, **{constant.field: np.where(rows, value * scale, given)})
         elif constant.field == "gemm_efficiency":
             device, wide = _with_rate(device, rows & ~low, value), _with_rate(wide, rows, value)
         elif constant.field == "fp8_efficiency":
