@@ -47,6 +47,7 @@ ATTENTION_BLOCK = 128
 """Query rows of one attention thread block."""
 FOUR_BIT_GAIN = 2.0
 """Most that a sustained product in FP4 is faster than in FP8."""
+HOPPER_UNIT_FLOPS = 989.4e12 / 132
 FP8_CAST_BYTES = 5.0
 FP4_CAST_BYTES = 7.0
 REFERENCE_HEAD_DIM = 128
@@ -70,7 +71,7 @@ class KernelPhysics:
     unaligned_share: float = 0.16
     """Rate left when a contiguous dimension is not a multiple of 16 bytes (an unpadded vocabulary)."""
     softmax_flops_forward: float = 340.0
-    """Softmax work on one score, as tensor FLOPs that would take as long; why head_dim 64 runs slower than 128."""
+    """Softmax work on one score, as tensor FLOPs of a Hopper unit that would take as long; why head_dim 64 runs slower than 128."""
     softmax_flops_backward: float = 500.0
     attention_backward_tail: float = 0.4
     """Idle tail of a backward kernel, in times of its longest thread block; it splits keys, and balances better than forward."""
@@ -150,6 +151,9 @@ class DeviceColumns:
     memory_half_bytes: Floats
     optimizer_memory_efficiency: Floats
     launch_seconds: Floats
+    softmax_cost: Floats
+    """Softmax work as tensor FLOPs over Hopper's: units of all devices take exponentials at one rate (Blackwell Ultra's at twice that)
+    beside tensor cores of different ones."""
     host_is_device: Floats
     """1 where the host itself computes (a processor), so that launching adds to computing instead of running beside it."""
     curves: KernelCurves | None = None
@@ -184,6 +188,7 @@ class DeviceColumns:
             "gemm_small_efficiency": sustained * profile.gemm_small_efficiency / profile.gemm_efficiency,
             "attention_forward_efficiency": profile.attention_forward_efficiency * flash,
             "attention_backward_efficiency": profile.attention_backward_efficiency * flash,
+            "softmax_cost": _softmax_cost(device),
             "host_is_device": device.architecture.lower() == CPU_ARCHITECTURE,
         }
         columns: dict[str, Any] = {
@@ -203,6 +208,15 @@ class DeviceColumns:
 
 
 DEVICE_NAMES: tuple[str, ...] = tuple(f.name for f in fields(DeviceColumns) if f.name != "curves")
+
+
+def _softmax_cost(device: DeviceSpec) -> float:
+    """16-bit FLOP/s of one unit over Hopper's (an H100's peak over its 132 units), halved where exponentials run at twice the rate."""
+    peak = device.peak_flops.get(ComputeType.BF16, device.peak_flops.get(ComputeType.FP16))
+    if peak is None or device.architecture.lower() == CPU_ARCHITECTURE:
+        return 1.0
+    cost = peak / device.num_compute_units / HOPPER_UNIT_FLOPS
+    return cost / 2 if device.architecture.lower() == "blackwell-ultra" else cost
 
 
 def _sustained(device: DeviceSpec, profile: HardwareProfile, compute_type: ComputeType) -> float:
@@ -335,7 +349,7 @@ def attention_seconds(
         scores        = queries x (keys x causal_fraction + 64 on the diagonal)
         seconds       = batch heads scores cost + tail x longest block + kernels x overhead
 
-    One thread block holds 128 queries; where the blocks are few the tail term leaves units idle. Sources: H200
+    softmax is that of :class:`KernelPhysics` times the device's ``softmax_cost``. One thread block holds 128 queries; where the blocks are few the tail term leaves units idle. Sources: H200
     (``benchmarks/data/h200/attention.csv``), A100 and B200 rows of SimuMax. Wrong for: kernels without causal skipping (ask
     for ``causal_fraction=1``), head_dim above 256, sequences packed from short documents.
     """
@@ -343,7 +357,7 @@ def attention_seconds(
     v = d if v_head_dim is None else np.asarray(v_head_dim, dtype=np.float64)
     flops = 2 * (3 * d + 2 * v) if backward else 2 * (d + v)
     reference = REFERENCE_HEAD_DIM * (10.0 if backward else 4.0)
-    softmax = physics.softmax_flops_backward if backward else physics.softmax_flops_forward
+    softmax = (physics.softmax_flops_backward if backward else physics.softmax_flops_forward) * device.softmax_cost
     efficiency = device.attention_backward_efficiency if backward else device.attention_forward_efficiency
     tail = physics.attention_backward_tail if backward else device.attention_tail
     batch, heads, kv_heads, queries, keys = (np.asarray(x, dtype=np.float64) for x in (batch, heads, kv_heads, query_length, key_length))
