@@ -24,6 +24,8 @@ class Constant:
     """Families of runs that a device's constant is fitted on, for its source."""
     also: tuple[str, ...] = ()
     """Other owners that share the one value."""
+    in_proportion: bool = False
+    """A device's rate of products that its rates of FP8 and of attention follow: its file has none of them."""
     before: float | None = None
     """Its value before any fit, where the base profile of a framework (the kernel measurements of a device) do not say it."""
 
@@ -167,6 +169,6 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
         attention_share=(0.3, 1.1),
         sharded_overlap=(0, 1),
     )
-    + _device("h100-sxm5-96gb-hbm2e", "gemm_efficiency", 0.58, 0.4, 0.8, "torchtitan"),
+    + (Constant("device", "h100-sxm5-96gb-hbm2e", "gemm_efficiency", 0.4, 0.8, ("torchtitan",), before=0.53, in_proportion=True),),
     "InternEvo": _of("internevo", gemm_share=(0.6, 1.1), tensor_overlap_forward=(0, 1), **_OVERHEAD),
 }

@@ -19,6 +19,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from autopar.accuracy.cases import Case
+from autopar.catalog.profiles import ATTENTION_RATES
 from autopar.costmodel.columns import Bools, Floats, StrategyColumns, gather
 from autopar.costmodel.compute import DeviceColumns
 from autopar.costmodel.inputs import Inputs
@@ -68,12 +69,21 @@ def with_constants(inputs: Inputs, mine: Bools, constants: Sequence[Constant], v
             scale = given / constant.current() if constant.field == "attention_share" else 1.0  # rows of older kernels have a part of it
             profiles = replace(profiles, **{constant.field: np.where(rows, value * scale, given)})
         elif constant.field == "gemm_efficiency":
+            share = value / constant.current()
             device, wide = _with_rate(device, rows & ~low, value), _with_rate(wide, rows, value)
+            if constant.in_proportion:
+                device, wide = _with_rate(device, rows & low, device.gemm_efficiency * share), _with_attention(wide, rows, share)
         elif constant.field == "fp8_efficiency":
             device = _with_rate(device, rows & low, value * device.gemm_efficiency / constant.current())  # FP4 has its share of it
         else:
             device, wide = (replace(c, **{constant.field: np.where(rows, value, getattr(c, constant.field))}) for c in (device, wide))
     return replace(inputs, framework=profiles, device=device, wide_device=wide)
+
+
+def _with_attention(device: DeviceColumns, rows: Bools, share: Floats) -> DeviceColumns:
+    """Rates of attention times ``share`` in ``rows``."""
+    rates = {name: np.where(rows, share, 1.0) * getattr(device, name) for name in ATTENTION_RATES}
+    return replace(device, **rates)
 
 
 def _with_rate(device: DeviceColumns, rows: Bools, value: Floats) -> DeviceColumns:
