@@ -93,6 +93,8 @@ _UNCOMPILED = (
 ASYNC_TENSOR_OVERLAP = 0.7
 """Share of the products that torchtitan's asynchronous tensor parallelism hides its collectives behind: eight chunks, the first exposed."""
 
+INTERLEAVED_EXPERT_OVERLAP = 0.8
+"""Share of an exchange between nodes that Megatron's overlap of a forward with another micro-batch's backward hides; both slow a little."""
 TRITON_ATTENTION = 0.65
 """Rate of the flash attention in Triton that MPT was trained with over FlashAttention-2, which is 1.3 to 2.5 times as fast (Dao 2023)."""
 
@@ -155,6 +157,9 @@ def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Ca
     broken = [fault for fault in faults(problem, strategy) if fault.field not in _RULES_OF_EMITTING]
     if broken:
         raise InvalidInputError(broken)
+    if _overlaps_exchange(problem, strategy):
+        notes.append("expert exchange beside the compute of another micro-batch, as the recipes have it where experts span nodes")
+        problem = replace(problem, framework=replace(profile, expert_overlap=INTERLEAVED_EXPERT_OVERLAP))
     return Case(
         run=run,
         problem=problem,
@@ -164,6 +169,12 @@ def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Ca
         memory_is_allocated=profile.id in ("pytorch-eager", "transformers", "autopar"),
         notes=tuple(notes),
     )
+
+
+def _overlaps_exchange(problem: Problem, strategy: Strategy) -> bool:
+    """Megatron-Bridge's recipes turn the overlap on where experts span nodes (moe_a2a_overlap); under a pipeline it needs virtual stages."""
+    spans = strategy.expert_parallel_size * strategy.expert_tensor_parallel_size > problem.cluster.fast_domain_size
+    return problem.framework.id.startswith("megatron-bridge") and spans and strategy.virtual_pipeline_stages > 1
 
 
 _RULES_OF_EMITTING = frozenset({"pipeline_schedule", "zero_stage"})

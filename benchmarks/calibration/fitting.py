@@ -65,9 +65,7 @@ def with_constants(inputs: Inputs, mine: Bools, constants: Sequence[Constant], v
     low = inputs.training.low_precision_linear > 0
     for constant, rows, value in zip(constants, mine, values, strict=True):
         if constant.owner == "framework":
-            given = getattr(profiles, constant.field)
-            scale = given / constant.current() if constant.field == "attention_share" else 1.0  # rows of older kernels have a part of it
-            profiles = replace(profiles, **{constant.field: np.where(rows, value * scale, given)})
+            profiles = replace(profiles, **{constant.field: _of_framework(getattr(profiles, constant.field), rows, constant, value)})
         elif constant.field == "gemm_efficiency":
             share = value / constant.current()
             device, wide = _with_rate(device, rows & ~low, value), _with_rate(wide, rows, value)
@@ -78,6 +76,13 @@ def with_constants(inputs: Inputs, mine: Bools, constants: Sequence[Constant], v
         else:
             device, wide = (replace(c, **{constant.field: np.where(rows, value, getattr(c, constant.field))}) for c in (device, wide))
     return replace(inputs, framework=profiles, device=device, wide_device=wide)
+
+
+def _of_framework(given: Floats, rows: Bools, constant: Constant, value: Floats) -> Floats:
+    """A framework's constant set in ``rows``: rows of older attention kernels keep their part of it, rows whose notes say otherwise theirs."""
+    if constant.field == "attention_share":
+        return np.where(rows, value * given / constant.current(), given)
+    return np.where(rows & (given == constant.current()), value, given)
 
 
 def _with_attention(device: DeviceColumns, rows: Bools, share: Floats) -> DeviceColumns:
