@@ -170,5 +170,13 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
         sharded_overlap=(0, 1),
     )
     + (Constant("device", "h100-sxm5-96gb-hbm2e", "gemm_efficiency", 0.4, 0.8, ("torchtitan",), before=0.53, in_proportion=True),),
-    "InternEvo": _of("internevo", gemm_share=(0.6, 1.1), tensor_overlap_forward=(0, 1), **_OVERHEAD),
+    "InternEvo": _of(
+        "internevo",
+        elementwise_forward_passes=(0.8, 6, 1.6),
+        elementwise_backward_passes=(0.8, 6, 1.9),
+        gemm_share=(0.6, 1.1),
+        tensor_overlap_forward=(0, 1),
+        data_overlap=(0, 1),
+        **_OVERHEAD,
+    ),
 }
