@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .columns import Floats
+from .device_rates import CPU_ARCHITECTURE, softmax_cost, sustained_share
 from .measured import KernelCurves
 from .spec.cluster import DeviceSpec
 from .spec.errors import Fault, InvalidInputError
@@ -35,19 +36,13 @@ OPERAND_BYTES: dict[ComputeType, float] = {
     ComputeType.MXFP8: 1,
     ComputeType.FP4: 0.5,
 }
-_LOW_PRECISION = (ComputeType.FP8, ComputeType.MXFP8, ComputeType.FP4)
 
 GEMM_TILES: tuple[tuple[int, int], ...] = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128))
 """Output tiles of one thread block that a library chooses among (rows, columns)."""
 SPLIT_K_MINIMUM = 512
 """Elements of K that each part keeps when K is split over idle compute units."""
-CPU_ARCHITECTURE = "cpu"
-"""The architecture of a processor that trains: its host and its device are one."""
 ATTENTION_BLOCK = 128
 """Query rows of one attention thread block."""
-FOUR_BIT_GAIN = 2.0
-"""Most that a sustained product in FP4 is faster than in FP8."""
-HOPPER_UNIT_FLOPS = 989.4e12 / 132
 FP8_CAST_BYTES = 5.0
 FP4_CAST_BYTES = 7.0
 REFERENCE_HEAD_DIM = 128
@@ -172,8 +167,7 @@ class DeviceColumns:
         Raises:
             InvalidInputError: the device has no rate for ``compute_type``.
         """
-        low = compute_type in _LOW_PRECISION
-        sustained = _sustained(device, profile, compute_type)
+        sustained = sustained_share(device, profile, compute_type)
         flash = profile.flash2_ratio if flash2 else 1.0
         operand = OPERAND_BYTES[compute_type]
         attention_peak = device.peak_flops.get(ComputeType.BF16, device.peak_flops.get(ComputeType.FP16))
@@ -188,7 +182,7 @@ class DeviceColumns:
             "gemm_small_efficiency": sustained * profile.gemm_small_efficiency / profile.gemm_efficiency,
             "attention_forward_efficiency": profile.attention_forward_efficiency * flash,
             "attention_backward_efficiency": profile.attention_backward_efficiency * flash,
-            "softmax_cost": _softmax_cost(device),
+            "softmax_cost": softmax_cost(device),
             "host_is_device": device.architecture.lower() == CPU_ARCHITECTURE,
         }
         columns: dict[str, Any] = {
@@ -208,29 +202,6 @@ class DeviceColumns:
 
 
 DEVICE_NAMES: tuple[str, ...] = tuple(f.name for f in fields(DeviceColumns) if f.name != "curves")
-
-
-def _softmax_cost(device: DeviceSpec) -> float:
-    """16-bit FLOP/s of one unit over Hopper's (an H100's peak over its 132 units), halved where exponentials run at twice the rate."""
-    peak = device.peak_flops.get(ComputeType.BF16, device.peak_flops.get(ComputeType.FP16))
-    if peak is None or device.architecture.lower() == CPU_ARCHITECTURE:
-        return 1.0
-    cost = peak / device.num_compute_units / HOPPER_UNIT_FLOPS
-    return cost / 2 if device.architecture.lower() == "blackwell-ultra" else cost
-
-
-def _sustained(device: DeviceSpec, profile: HardwareProfile, compute_type: ComputeType) -> float:
-    """Share of the peak that long products reach.
-
-    FP4 reaches FP8's share, but at most FOUR_BIT_GAIN of FP8's rate: half as wide operands take half the energy at best, and power
-    limits long products. Blackwell Ultra rates three times its FP8 peak, and NVFP4 steps on it show twice.
-    """
-    if compute_type not in _LOW_PRECISION:
-        return profile.gemm_efficiency
-    eight, own = device.peak_flops.get(ComputeType.FP8), device.peak_flops.get(compute_type)
-    if compute_type is not ComputeType.FP4 or eight is None or own is None:
-        return profile.fp8_efficiency
-    return profile.fp8_efficiency * min(1.0, FOUR_BIT_GAIN * eight / own)
 
 
 def _peak(device: DeviceSpec, compute_type: ComputeType) -> float:
@@ -349,9 +320,10 @@ def attention_seconds(
         scores        = queries x (keys x causal_fraction + 64 on the diagonal)
         seconds       = batch heads scores cost + tail x longest block + kernels x overhead
 
-    softmax is that of :class:`KernelPhysics` times the device's ``softmax_cost``. One thread block holds 128 queries; where the blocks are few the tail term leaves units idle. Sources: H200
-    (``benchmarks/data/h200/attention.csv``), A100 and B200 rows of SimuMax. Wrong for: kernels without causal skipping (ask
-    for ``causal_fraction=1``), head_dim above 256, sequences packed from short documents.
+    softmax is that of :class:`KernelPhysics` times the device's ``softmax_cost``. One thread block holds 128 queries; where the
+    blocks are few the tail term leaves units idle. Sources: H200 (``benchmarks/data/h200/attention.csv``), A100 and B200 rows of
+    SimuMax. Wrong for: kernels without causal skipping (ask for ``causal_fraction=1``), head_dim above 256, sequences packed from
+    short documents.
     """
     d = np.asarray(head_dim, dtype=np.float64)
     v = d if v_head_dim is None else np.asarray(v_head_dim, dtype=np.float64)

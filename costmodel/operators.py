@@ -173,7 +173,10 @@ def attention_traffic(inputs: Inputs, shard: Shard) -> Traffic:
     dropout = token_width * 2.5 * inputs.framework.dropout
     return Traffic(
         forward=token_width * (2 * norms + 3) + 2 * rotated + dropout + forward_scores * (SOFTMAX_PASSES + 2.5 * inputs.framework.dropout),
-        backward=token_width * (3 * norms + 2) + 2 * rotated + dropout + backward_scores * (SOFTMAX_BACKWARD_PASSES + 2.5 * inputs.framework.dropout),
+        backward=token_width * (3 * norms + 2)
+        + 2 * rotated
+        + dropout
+        + backward_scores * (SOFTMAX_BACKWARD_PASSES + 2.5 * inputs.framework.dropout),
     )
 
 

@@ -79,7 +79,7 @@ def with_constants(inputs: Inputs, mine: Bools, constants: Sequence[Constant], v
 
 
 def _of_framework(given: Floats, rows: Bools, constant: Constant, value: Floats) -> Floats:
-    """A framework's constant set in ``rows``: rows of older attention kernels keep their part of it, rows whose notes say otherwise theirs."""
+    """A framework's constant set in ``rows``: older attention kernels keep their part of it, rows whose notes say otherwise theirs."""
     if constant.field == "attention_share":
         return np.where(rows, value * given / constant.current(), given)
     return np.where(rows & (given == constant.current()), value, given)
@@ -223,13 +223,20 @@ class Fitter:
 
     def _move(self, point: _Point, weight: Floats, reach: float) -> Floats:
         jacobian = np.concatenate([weight[:, None] * point.slopes, self.pulls])
+
+        def residuals(move: Floats) -> Floats:
+            return self.residuals(point, weight, move)
+
+        def slopes(_: Floats) -> Floats:
+            return jacobian
+
         low, high = np.maximum(-point.unit, -reach), np.minimum(1 - point.unit, reach)
         inside = 1e-6 * (high - low)
         return np.asarray(
             least_squares(
-                lambda move: self.residuals(point, weight, move),
+                residuals,
                 np.clip(0 * point.unit, low + inside, high - inside),
-                jac=lambda _: jacobian,
+                jac=slopes,
                 bounds=(low, high),
                 loss="soft_l1",
                 f_scale=SOFT,

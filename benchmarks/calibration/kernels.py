@@ -21,7 +21,6 @@ from scipy.optimize import least_squares
 
 from autopar.costmodel.columns import Floats
 from autopar.costmodel.compute import (
-    HOPPER_UNIT_FLOPS,
     PHYSICS,
     DeviceColumns,
     GemmLayout,
@@ -30,6 +29,7 @@ from autopar.costmodel.compute import (
     gemm_seconds,
     memory_seconds,
 )
+from autopar.costmodel.device_rates import HOPPER_UNIT_FLOPS
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 DEVICE_FIELDS = ("gemm_efficiency", "gemm_small_efficiency", "gemm_wave_quantisation", "gemm_overhead_seconds")
@@ -76,7 +76,8 @@ class Rated:
             "memory_bandwidth": self.bandwidth, "num_compute_units": self.units, "gemm_efficiency": 0.69, "gemm_small_efficiency": 0.78,
             "gemm_wave_quantisation": 0.3, "gemm_overhead_seconds": 6e-6, "attention_forward_efficiency": 0.6,
             "attention_backward_efficiency": 0.5, "attention_tail": 0.3, "memory_efficiency": 0.9,
-            "memory_half_bytes": 2e7, "optimizer_memory_efficiency": 0.72, "launch_seconds": 6e-6, "host_is_device": 0, "softmax_cost": self.peak / self.units / HOPPER_UNIT_FLOPS,
+            "memory_half_bytes": 2e7, "optimizer_memory_efficiency": 0.72, "launch_seconds": 6e-6, "host_is_device": 0,
+            "softmax_cost": self.peak / self.units / HOPPER_UNIT_FLOPS,
         }  # fmt: skip
         columns: dict[str, Any] = {name: np.asarray(value, dtype=np.float64) for name, value in guess.items()}
         return DeviceColumns(**columns)
