@@ -207,14 +207,14 @@ class Fitter:
         A step is the exact optimum of the straightened problem; one that makes the sum larger is halved. It ends where a step
         gains less than ``GAIN`` of the sum.
         """
-        cost = _soft(self.residuals(point, weight, 0 * point.unit))
+        cost = soft_sum(self.residuals(point, weight, 0 * point.unit))
         reach, used = REACH, 0
         while used < evaluations:
             move = self._move(point, weight, reach)
-            if _soft(self.residuals(point, weight, move)) > cost * (1 - GAIN):
+            if soft_sum(self.residuals(point, weight, move)) > cost * (1 - GAIN):
                 break
             tried, used = self.at(np.clip(point.unit + move, 0, 1)), used + 1
-            found = _soft(self.residuals(tried, weight, 0 * move))
+            found = soft_sum(self.residuals(tried, weight, 0 * move))
             if found < cost:
                 point, cost = tried, found
             else:
@@ -249,7 +249,7 @@ class Fitter:
         return self.solved(self.weight, self.at(self.start), EVALUATIONS)
 
 
-def _soft(residuals: Floats) -> float:
+def soft_sum(residuals: Floats) -> float:
     """Half the soft L1 loss of scipy at SOFT, summed."""
     return float(np.sum(SOFT**2 * (np.sqrt(1 + (residuals / SOFT) ** 2) - 1)))
 
