@@ -305,7 +305,7 @@ def _zero_stage(run: Run, problem: Problem) -> int:
 
 
 _UNSTATED_IS_SELECTIVE = r"nemo-megatron (1\d|2[0-3])\."
-_UNSTATED_IS_FULL = ("megatron-2019", "megatron-2021", "megatron-deepspeed", "deepspeed")
+_UNSTATED_IS_FULL = ("megatron-2019", "megatron-2021", "megatron-deepspeed", "deepspeed", "deepspeed-2021")
 
 
 def _recompute(run: Run, problem: Problem, notes: list[str]) -> tuple[Recompute, int]:

@@ -20,6 +20,7 @@ _FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"transformers", "transformers"),
     (r"megatron-bridge.*(25\.|26\.0[1-5])", "megatron-bridge-25"),
     (r"megatron-bridge", "megatron-bridge-26"),
+    (r"megatron\+deepspeed zero-3", "deepspeed-2021"),
     (r"zero-3", "deepspeed"),
     (r"deepspeed", "megatron-deepspeed"),
     (r"mlperf", "megatron-mlperf"),

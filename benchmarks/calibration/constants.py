@@ -88,7 +88,7 @@ _CORE = ("megatron-core", "megatron-mlperf", "megatron-bridge-25", "megatron-bri
 RELATIVES: tuple[frozenset[str], ...] = (
     frozenset(_CORE),
     frozenset({"megatron-2019", "megatron-2021", "megatron-2022", "megatron-vtrain", "megatron-deepspeed"}),
-    frozenset({"fsdp", "torchtitan", "deepspeed"}),
+    frozenset({"fsdp", "torchtitan", "deepspeed-2021"}),
     frozenset({"gb200-nvl72", "gb300-nvl72", "b200-sxm"}),
 )
 """Owners whose constants are pulled together: eras of one framework, devices of one architecture."""
@@ -138,7 +138,7 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
         loss_passes=(1, 40),
         **_OVERHEAD,
     ),
-    "DeepSpeed ZeRO-3": _of("deepspeed", gemm_share=(0.5, 1.1), sharded_overlap=(0, 1), sharded_bandwidth_share=(0.03, 1)),
+    "DeepSpeed ZeRO-3": _of("deepspeed-2021", gemm_share=(0.5, 1.1), sharded_overlap=(0, 1, 0.8), sharded_bandwidth_share=(0.03, 1, 1.0)),
     "Megatron-Core": _shared(_CORE, **_TRANSFERS)
     + _shared(("megatron-bridge-25", "megatron-bridge-26"), biased_expert_passes=(0.5, 10))
     + _of("megatron-core", **_PASSES, **_OVERHEAD, **_EXPERTS)
