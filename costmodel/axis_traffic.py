@@ -19,7 +19,7 @@ import numpy.typing as npt
 from .columns import Floats, StrategyColumns
 from .holdings import rank_parameters, tied_embedding_bytes
 from .inputs import Inputs
-from .layer import PassTimes, dense_reductions, expert_layer_reductions
+from .layer import SELECTIVE_GATHERS, PassTimes, dense_reductions, expert_layer_reductions
 from .layer_communication import context_message_bytes, expert_message_bytes, tensor_message_bytes
 from .layer_costs import (
     LayerCosts,
@@ -201,10 +201,11 @@ def _backward(inputs: Inputs, strategies: StrategyColumns, costs: StageCosts) ->
     full = np.broadcast_to(times.recomputed[0], (shape.num_stages,))
     selective = float(times.selective[0, 0])
     away = boundary_message_bytes(inputs, costs.layer.shard) * (1 - shape.is_first) * (costs.layer.shard.pp > 1)
-    layers = _tensor(inputs, costs, at_first=0.0, at_last=0.0)
+    layers, by_operator = _tensor(inputs, costs, at_first=0.0, at_last=0.0), float(inputs.framework.selective_by_operator)
+    gathers = SELECTIVE_GATHERS * selective * by_operator * float(costs.layer.shard.sp[0] > 0)
     sent = {
-        Axis.TENSOR: _tensor(inputs, costs, at_first=0.0, at_last=1.0) + layers.scaled(full),
-        Axis.CONTEXT: _context(inputs, costs, turns=2) + _context(inputs, costs, turns=1).scaled(full + selective),
+        Axis.TENSOR: _tensor(inputs, costs, at_first=0.0, at_last=1.0) + layers.scaled(full + gathers),
+        Axis.CONTEXT: _context(inputs, costs, turns=2) + _context(inputs, costs, turns=1).scaled(full + selective * (1 - by_operator)),
         Axis.EXPERT: _expert(inputs, costs).scaled(1 + full),
         Axis.PIPELINE: _boundary(inputs, costs, away),
         Axis.DATA: _sharded(inputs, strategies, costs, scatter=True),

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .columns import Floats
+from .device_rates import CPU_ARCHITECTURE, softmax_cost, sustained_share
 from .measured import KernelCurves
 from .spec.cluster import DeviceSpec
 from .spec.errors import Fault, InvalidInputError
@@ -35,16 +36,15 @@ OPERAND_BYTES: dict[ComputeType, float] = {
     ComputeType.MXFP8: 1,
     ComputeType.FP4: 0.5,
 }
-_LOW_PRECISION = (ComputeType.FP8, ComputeType.MXFP8, ComputeType.FP4)
 
 GEMM_TILES: tuple[tuple[int, int], ...] = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 128))
 """Output tiles of one thread block that a library chooses among (rows, columns)."""
 SPLIT_K_MINIMUM = 512
 """Elements of K that each part keeps when K is split over idle compute units."""
-CPU_ARCHITECTURE = "cpu"
-"""The architecture of a processor that trains: its host and its device are one."""
 ATTENTION_BLOCK = 128
 """Query rows of one attention thread block."""
+FP8_CAST_BYTES = 5.0
+FP4_CAST_BYTES = 7.0
 REFERENCE_HEAD_DIM = 128
 """Head dim at which a device's attention efficiency is stated."""
 
@@ -66,7 +66,7 @@ class KernelPhysics:
     unaligned_share: float = 0.16
     """Rate left when a contiguous dimension is not a multiple of 16 bytes (an unpadded vocabulary)."""
     softmax_flops_forward: float = 340.0
-    """Softmax work on one score, as tensor FLOPs that would take as long; why head_dim 64 runs slower than 128."""
+    """Softmax work on one score, as tensor FLOPs of a Hopper unit that would take as long; why head_dim 64 runs slower than 128."""
     softmax_flops_backward: float = 500.0
     attention_backward_tail: float = 0.4
     """Idle tail of a backward kernel, in times of its longest thread block; it splits keys, and balances better than forward."""
@@ -146,6 +146,9 @@ class DeviceColumns:
     memory_half_bytes: Floats
     optimizer_memory_efficiency: Floats
     launch_seconds: Floats
+    softmax_cost: Floats
+    """Softmax work as tensor FLOPs over Hopper's: units of all devices take exponentials at one rate (Blackwell Ultra's at twice that)
+    beside tensor cores of different ones."""
     host_is_device: Floats
     """1 where the host itself computes (a processor), so that launching adds to computing instead of running beside it."""
     curves: KernelCurves | None = None
@@ -164,8 +167,7 @@ class DeviceColumns:
         Raises:
             InvalidInputError: the device has no rate for ``compute_type``.
         """
-        low = compute_type in _LOW_PRECISION
-        sustained = profile.fp8_efficiency if low else profile.gemm_efficiency
+        sustained = sustained_share(device, profile, compute_type)
         flash = profile.flash2_ratio if flash2 else 1.0
         operand = OPERAND_BYTES[compute_type]
         attention_peak = device.peak_flops.get(ComputeType.BF16, device.peak_flops.get(ComputeType.FP16))
@@ -180,6 +182,7 @@ class DeviceColumns:
             "gemm_small_efficiency": sustained * profile.gemm_small_efficiency / profile.gemm_efficiency,
             "attention_forward_efficiency": profile.attention_forward_efficiency * flash,
             "attention_backward_efficiency": profile.attention_backward_efficiency * flash,
+            "softmax_cost": softmax_cost(device),
             "host_is_device": device.architecture.lower() == CPU_ARCHITECTURE,
         }
         columns: dict[str, Any] = {
@@ -317,15 +320,16 @@ def attention_seconds(
         scores        = queries x (keys x causal_fraction + 64 on the diagonal)
         seconds       = batch heads scores cost + tail x longest block + kernels x overhead
 
-    One thread block holds 128 queries; where the blocks are few the tail term leaves units idle. Sources: H200
-    (``benchmarks/data/h200/attention.csv``), A100 and B200 rows of SimuMax. Wrong for: kernels without causal skipping (ask
-    for ``causal_fraction=1``), head_dim above 256, sequences packed from short documents.
+    softmax is that of :class:`KernelPhysics` times the device's ``softmax_cost``. One thread block holds 128 queries; where the
+    blocks are few the tail term leaves units idle. Sources: H200 (``benchmarks/data/h200/attention.csv``), A100 and B200 rows of
+    SimuMax. Wrong for: kernels without causal skipping (ask for ``causal_fraction=1``), head_dim above 256, sequences packed from
+    short documents.
     """
     d = np.asarray(head_dim, dtype=np.float64)
     v = d if v_head_dim is None else np.asarray(v_head_dim, dtype=np.float64)
     flops = 2 * (3 * d + 2 * v) if backward else 2 * (d + v)
     reference = REFERENCE_HEAD_DIM * (10.0 if backward else 4.0)
-    softmax = physics.softmax_flops_backward if backward else physics.softmax_flops_forward
+    softmax = (physics.softmax_flops_backward if backward else physics.softmax_flops_forward) * device.softmax_cost
     efficiency = device.attention_backward_efficiency if backward else device.attention_forward_efficiency
     tail = physics.attention_backward_tail if backward else device.attention_tail
     batch, heads, kv_heads, queries, keys = (np.asarray(x, dtype=np.float64) for x in (batch, heads, kv_heads, query_length, key_length))
@@ -378,13 +382,15 @@ def operator_curve(device: DeviceColumns, name: str, elements: Array) -> Floats:
     return memory_curve(device, np.asarray(elements, dtype=np.float64) * EAGER_TRAFFIC[name].eager * widening)
 
 
-def cast_seconds(device: DeviceColumns, elements: Array, *, source_bytes: float = 2, target_bytes: float = 1, passes: float = 2) -> Floats:
-    """Device time of casting a tensor to FP8: ``passes`` over the source (amax, then cast) and one write.
+def cast_seconds(device: DeviceColumns, elements: Array) -> Floats:
+    """Device time of casting 16-bit values to the type of the linear layers: 5 bytes a value to FP8, 7 to FP4.
 
-    A current-scaling cast reads the tensor twice; delayed scaling once. Analytic: no fused cast was measured. The eager chain of
-    ``gemm_fp8.csv`` takes 4.6 times as long (``fp8_cast`` of :data:`EAGER_TRAFFIC`).
+    FP8: read twice (amax, then cast), write. FP4: read for the amax, for the copy by rows and, through a Hadamard transform, for
+    the one by columns; write both. Analytic: no fused cast was measured. A current-scaling cast to FP8 reads the tensor twice;
+    delayed scaling and MXFP8 once. The eager chain of ``gemm_fp8.csv`` takes 4.6 times as long (``fp8_cast`` of
+    :data:`EAGER_TRAFFIC`).
     """
-    moved = np.asarray(elements, dtype=np.float64) * (source_bytes * passes + target_bytes)
+    moved = np.asarray(elements, dtype=np.float64) * np.where(device.operand_bytes < 1, FP4_CAST_BYTES, FP8_CAST_BYTES)
     return memory_seconds(device, moved)
 
 

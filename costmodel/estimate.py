@@ -134,10 +134,10 @@ def recomputation_factor(inputs: Inputs, costs: StageCosts) -> float:
     total = float(forward_flops_per_token(inputs))
     head = min(float(2 * inputs.model.vocab * inputs.model.hidden) / total, 1.0)
     core = min(float(attention_flops_per_token(inputs)) / total, 1.0)
-    share = float(inputs.framework.selective_recomputed)
+    share, kept = float(inputs.framework.selective_recomputed), float(inputs.framework.selective_by_operator)
     layers = costs.shape.dense_layers + costs.shape.moe_layers
     full, selective = float(np.sum(costs.times.recomputed[0] * layers) / np.sum(layers)), float(costs.times.selective[0, 0])
-    return 1 + (full * (1 - head) + selective * (core + share * (1 - head - core))) / 3
+    return 1 + (full * (1 - head) + selective * ((1 - kept) * core + share * (1 - head - core))) / 3
 
 
 def breakdown_of(inputs: Inputs, costs: StageCosts) -> TimeBreakdown:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from .columns import Floats, stack
-from .compute import CPU_ARCHITECTURE, DeviceColumns
+from .compute import DeviceColumns
+from .device_rates import CPU_ARCHITECTURE
 from .measured import Uses
 from .measurements import Measurements
 from .model_columns import ModelColumns
@@ -121,6 +122,7 @@ class FrameworkColumns:
     boundary_tensors_kept: Floats
     selective_kept: Floats
     selective_recomputed: Floats
+    selective_by_operator: Floats
     plain_tensors_kept: Floats
     gated_tensors_kept: Floats
     rms_norm_copies_kept: Floats

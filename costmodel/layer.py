@@ -18,6 +18,8 @@ from .sharding import LocalParameters, Shard
 HOST_SHARPNESS = 4.0
 LOCKSTEP_RANKS = 7.0
 """Other ranks of an eight-way group: where ``host_seconds_per_collective`` is quoted."""
+SELECTIVE_GATHERS = 0.5
+"""The gather's share of a reduce-scatter and an all-gather, which selective recomputation by operator repeats."""
 BACKWARD_KERNELS = 1.5
 """Memory-bound kernels of a backward pass over those of the forward."""
 
@@ -201,20 +203,25 @@ def _layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups: Gr
         sharded=sharded_backward,
         accumulation=_accumulation_seconds(inputs, strategies, work.dense_parameters + work.expert_parameters),
     )
-    selective = _selective(inputs, kernels, shard, context)
+    selective = _selective(inputs, kernels, shard, (tensor, context))
     return LayerTimes(forward=forward, backward=backward, weight_gradient=kernels.weight_gradient, selective=selective)
 
 
-def _selective(inputs: Inputs, kernels: KernelTimes, shard: Shard, context: Floats) -> PassTimes:
-    """The attention core again, with its scores and its exchange, and the share of the rest that the framework repeats beside it."""
-    zero, again = 0 * kernels.forward, inputs.framework.selective_recomputed
+def _selective(inputs: Inputs, kernels: KernelTimes, shard: Shard, exposed: tuple[Floats, Floats]) -> PassTimes:
+    """The attention core again, with its scores and its exchange, and the share of the rest that the framework repeats beside it.
+
+    A framework that chooses by operator keeps the core and repeats what is memory-bound, and the gather in each of the tensor
+    group's reductions (``exposed``: the forward pass's tensor and context transfers).
+    """
+    zero, again, by_operator = 0 * kernels.forward, inputs.framework.selective_recomputed, inputs.framework.selective_by_operator > 0
+    tensor, context = exposed
     return PassTimes(
         matrix=again * kernels.matrix,
-        attention=kernels.attention,
-        elementwise=_score_seconds(inputs, shard) + again * kernels.elementwise,
+        attention=np.where(by_operator, 0.0, kernels.attention),
+        elementwise=np.where(by_operator, kernels.elementwise, _score_seconds(inputs, shard) + again * kernels.elementwise),
         host=zero,
-        tensor=zero,
-        context=context,
+        tensor=np.where(by_operator & (shard.sp > 0), SELECTIVE_GATHERS * tensor, 0.0),
+        context=np.where(by_operator, 0.0, context),
         expert=zero,
         sharded=zero,
         accumulation=zero,
@@ -293,7 +300,7 @@ def _score_seconds(inputs: Inputs, shard: Shard) -> Floats:
     """Softmax and dropout over the scores, repeated by selective recomputation where attention is not fused."""
     framework = inputs.framework
     scores = inputs.training.activation_bytes * operators.score_elements(inputs, shard) * (1 - framework.fused_attention)
-    seconds = memory_curve(inputs.wide_device, scores * (4 + 2.5 * framework.dropout) * framework.score_passes)
+    seconds = memory_curve(inputs.wide_device, scores * (operators.SOFTMAX_PASSES + 2.5 * framework.dropout) * framework.score_passes)
     return seconds * operator_shares.score_share(inputs, shard) if np.any(scores > 0) else seconds
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from .columns import Floats
 from .compute import operator_share
 from .inputs import Inputs
-from .operators import activation_passes, score_elements
+from .operators import SOFTMAX_BACKWARD_PASSES, SOFTMAX_PASSES, activation_passes, score_elements
 from .sharding import Shard
 
 
@@ -70,7 +70,7 @@ def _attention_operators(inputs: Inputs, shard: Shard) -> tuple[Operator, ...]:
     return (
         *_norm_and_residual(inputs, shard),
         Operator(names=("add", "add"), rows=shard.tokens, columns=rotated, values=(passes, passes)),
-        Operator(names=("softmax", "softmax"), rows=scores, columns=shard.sequence, values=(4.0, 7.0)),
+        Operator(names=("softmax", "softmax"), rows=scores, columns=shard.sequence, values=(SOFTMAX_PASSES, SOFTMAX_BACKWARD_PASSES)),
     )
 
 

@@ -32,6 +32,10 @@ class Gemm:
 
 
 ONE: Floats = np.asarray(1.0)
+SOFTMAX_PASSES = 2.0
+"""Values of the scores that their softmax moves forward, where attention is not fused: read, write."""
+SOFTMAX_BACKWARD_PASSES = 3.0
+"""The same backward: its output and the gradient read, the gradient of the scores written."""
 
 
 def attention_projections(inputs: Inputs, shard: Shard) -> tuple[Gemm, ...]:
@@ -154,8 +158,9 @@ def attention_traffic(inputs: Inputs, shard: Shard) -> Traffic:
     """Norm, rotary and residual around attention, with one kernel an operator.
 
     In units of values: norm 2 forward (read, write), 3 backward; residual add 3 and 2; rotary 2 and 2.
-    Unfused attention adds the scores: 6 values forward (QK write, softmax read and write, PV read, dropout read and
-    write), twice that backward (Korthikanti 2022, section 4.1).
+    Unfused attention adds the softmax over the scores: 2 values forward (read, write) and 3 backward (its output and two
+    gradients), with dropout 2.5 more each way (a mask of one byte). What the two products read and write of the scores is their
+    own traffic, which bounds them (:func:`unfused_attention_gemms`), and is not counted again.
     """
     model, e = inputs.model, inputs.training.activation_bytes
     norms = model.norms_per_layer / 2
@@ -167,8 +172,11 @@ def attention_traffic(inputs: Inputs, shard: Shard) -> Traffic:
     backward_scores = scores * inputs.framework.score_passes / inputs.framework.elementwise_backward_passes
     dropout = token_width * 2.5 * inputs.framework.dropout
     return Traffic(
-        forward=token_width * (2 * norms + 3) + 2 * rotated + dropout + forward_scores * (4 + 2.5 * inputs.framework.dropout),
-        backward=token_width * (3 * norms + 2) + 2 * rotated + dropout + backward_scores * (7 + 2.5 * inputs.framework.dropout),
+        forward=token_width * (2 * norms + 3) + 2 * rotated + dropout + forward_scores * (SOFTMAX_PASSES + 2.5 * inputs.framework.dropout),
+        backward=token_width * (3 * norms + 2)
+        + 2 * rotated
+        + dropout
+        + backward_scores * (SOFTMAX_BACKWARD_PASSES + 2.5 * inputs.framework.dropout),
     )
 
 

@@ -10,20 +10,19 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
-from autopar.catalog.frameworks import framework, framework_names
 from autopar.catalog.links import link_profiles
 from autopar.catalog.models import model as catalog_model
 from autopar.catalog.profiles import hardware_profile
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.cluster import ClusterSpec
 from autopar.costmodel.spec.errors import AutoparError, InvalidInputError
-from autopar.costmodel.spec.framework import ExecutionProfile
 from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
 from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy
 from autopar.costmodel.spec.training import TrainingSpec, precision_named
 from autopar.costmodel.spec.units import GB
 from autopar.search.feasibility import faults
 
+from .frameworks import INTERLEAVED_EXPERT_OVERLAP, overlaps_exchange, profile_of
 from .machines import cluster_of, precision_of
 from .reasons import UnscorableError, known
 from .runs import ORDER_NOTE, Run, Skipped
@@ -47,72 +46,6 @@ class Case:
     notes: tuple[str, ...]
 
 
-_FRAMEWORKS: tuple[tuple[str, str], ...] = (
-    (r"vtrain", "megatron-vtrain"),
-    (r"pytorch-eager", "pytorch-eager"),
-    (r"transformers", "transformers"),
-    (r"megatron-bridge.*(25\.|26\.0[1-5])", "megatron-bridge-25"),
-    (r"megatron-bridge", "megatron-bridge-26"),
-    (r"zero-3", "deepspeed"),
-    (r"deepspeed", "megatron-deepspeed"),
-    (r"mlperf", "megatron-mlperf"),
-    (r"nemo-megatron (1\d|2[0-3])\.", "megatron-2022"),  # its configurations turn flash attention on from 24.01
-    (r"nemo|megatron-core", "megatron-core"),
-    (r"megatron-lm.*(2019|2020|8aa4619f)", "megatron-2019"),
-    (r"megatron-lm.*2022", "megatron-2022"),
-    (r"megatron-lm", "megatron-2021"),
-    (r"torchtitan", "torchtitan"),
-    (r"internevo", "internevo"),
-    (r"hai-llm", "hai-llm"),
-    (r"metaseq", ""),
-    (r"fsdp", "fsdp"),
-)
-
-
-def framework_profile_id(text: str) -> str:
-    """The execution profile that a framework's name and release mean.
-
-    Raises:
-        UnscorableError: no profile describes it.
-    """
-    if text.lower() in framework_names():
-        return text.lower()
-    for pattern, name in _FRAMEWORKS:
-        if name and re.search(pattern, text, re.IGNORECASE):
-            return name
-    raise UnscorableError(f"no execution profile describes framework {text!r}")
-
-
-_UNCOMPILED = (
-    "elementwise_forward_passes",
-    "elementwise_backward_passes",
-    "rotary_passes",
-    "gated_activation_passes",
-    "elementwise_kernels",
-)
-ASYNC_TENSOR_OVERLAP = 0.7
-"""Share of the products that torchtitan's asynchronous tensor parallelism hides its collectives behind: eight chunks, the first exposed."""
-
-
-def _profile(run: Run, machines: ClusterSpec, notes: list[str]) -> ExecutionProfile:
-    """The profile of the row's framework and release, with what its notes say of how the run was made."""
-    if not run.framework:
-        return framework("megatron-core")
-    name, notes_of_run = framework_profile_id(run.framework), run.notes.lower()
-    if name == "megatron-bridge-26" and machines.device.architecture.lower() == "hopper":
-        notes.append("profile of the earlier releases: the grouped kernels of 26.06 are Blackwell's")
-        return framework("megatron-bridge-25")
-    profile = framework(name)
-    if name == "torchtitan" and re.search(r"async ?tp", notes_of_run):
-        notes.append("asynchronous tensor parallelism, as the row's notes say")
-        return replace(profile, tensor_overlap_forward=ASYNC_TENSOR_OVERLAP, tensor_overlap_backward=ASYNC_TENSOR_OVERLAP)
-    if name == "torchtitan" and re.match(r"table \d+: fsdp(;|$)", notes_of_run):
-        notes.append("not compiled, as the row's notes say")
-        eager = framework("pytorch-eager")
-        return replace(profile, id="torchtitan, not compiled", **{field: getattr(eager, field) for field in _UNCOMPILED})
-    return profile
-
-
 def case_of(run: Run, *, model: ModelSpec | None = None, machines: ClusterSpec | None = None) -> Case | Skipped:
     """The problem and strategy of ``run``, or the reason why there is none.
 
@@ -134,7 +67,7 @@ def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Ca
     _require(run)
     spec = model or _model(run, notes)
     machines = machines or cluster_of(run, notes)
-    profile = _profile(run, machines, notes)
+    profile = profile_of(run, machines, notes)
     precision = precision_named(precision_of(run, machines, notes))
     training = TrainingSpec(global_batch_size=known(run.global_batch_size), sequence_length=known(run.sequence_length), precision=precision)
     problem = Problem(
@@ -149,6 +82,9 @@ def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Ca
     broken = [fault for fault in faults(problem, strategy) if fault.field not in _RULES_OF_EMITTING]
     if broken:
         raise InvalidInputError(broken)
+    if overlaps_exchange(problem, strategy):
+        notes.append("expert exchange beside the compute of another micro-batch, as the recipes have it where experts span nodes")
+        problem = replace(problem, framework=replace(profile, expert_overlap=INTERLEAVED_EXPERT_OVERLAP))
     return Case(
         run=run,
         problem=problem,
@@ -369,7 +305,7 @@ def _zero_stage(run: Run, problem: Problem) -> int:
 
 
 _UNSTATED_IS_SELECTIVE = r"nemo-megatron (1\d|2[0-3])\."
-_UNSTATED_IS_FULL = ("megatron-2019", "megatron-2021", "megatron-deepspeed", "deepspeed")
+_UNSTATED_IS_FULL = ("megatron-2019", "megatron-2021", "megatron-deepspeed", "deepspeed", "deepspeed-2021")
 
 
 def _recompute(run: Run, problem: Problem, notes: list[str]) -> tuple[Recompute, int]:

@@ -24,6 +24,8 @@ class Constant:
     """Families of runs that a device's constant is fitted on, for its source."""
     also: tuple[str, ...] = ()
     """Other owners that share the one value."""
+    in_proportion: bool = False
+    """A device's rate of products that its rates of FP8 and of attention follow: its file has none of them."""
     before: float | None = None
     """Its value before any fit, where the base profile of a framework (the kernel measurements of a device) do not say it."""
 
@@ -86,7 +88,7 @@ _CORE = ("megatron-core", "megatron-mlperf", "megatron-bridge-25", "megatron-bri
 RELATIVES: tuple[frozenset[str], ...] = (
     frozenset(_CORE),
     frozenset({"megatron-2019", "megatron-2021", "megatron-2022", "megatron-vtrain", "megatron-deepspeed"}),
-    frozenset({"fsdp", "torchtitan", "deepspeed"}),
+    frozenset({"fsdp", "torchtitan", "deepspeed-2021"}),
     frozenset({"gb200-nvl72", "gb300-nvl72", "b200-sxm"}),
 )
 """Owners whose constants are pulled together: eras of one framework, devices of one architecture."""
@@ -136,7 +138,7 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
         loss_passes=(1, 40),
         **_OVERHEAD,
     ),
-    "DeepSpeed ZeRO-3": _of("deepspeed", gemm_share=(0.5, 1.1), sharded_overlap=(0, 1), sharded_bandwidth_share=(0.03, 1)),
+    "DeepSpeed ZeRO-3": _of("deepspeed-2021", gemm_share=(0.5, 1.1), sharded_overlap=(0, 1, 0.8), sharded_bandwidth_share=(0.03, 1, 1.0)),
     "Megatron-Core": _shared(_CORE, **_TRANSFERS)
     + _shared(("megatron-bridge-25", "megatron-bridge-26"), biased_expert_passes=(0.5, 10))
     + _of("megatron-core", **_PASSES, **_OVERHEAD, **_EXPERTS)
@@ -167,6 +169,14 @@ CONSTANTS: dict[str, tuple[Constant, ...]] = {
         attention_share=(0.3, 1.1),
         sharded_overlap=(0, 1),
     )
-    + _device("h100-sxm5-96gb-hbm2e", "gemm_efficiency", 0.58, 0.4, 0.8, "torchtitan"),
-    "InternEvo": _of("internevo", gemm_share=(0.6, 1.1), tensor_overlap_forward=(0, 1), **_OVERHEAD),
+    + (Constant("device", "h100-sxm5-96gb-hbm2e", "gemm_efficiency", 0.4, 0.8, ("torchtitan",), before=0.53, in_proportion=True),),
+    "InternEvo": _of(
+        "internevo",
+        elementwise_forward_passes=(0.8, 6, 1.6),
+        elementwise_backward_passes=(0.8, 6, 1.9),
+        gemm_share=(0.6, 1.1),
+        tensor_overlap_forward=(0, 1),
+        data_overlap=(0, 1),
+        **_OVERHEAD,
+    ),
 }

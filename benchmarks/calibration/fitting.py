@@ -12,14 +12,14 @@ documentation or a related framework has it. Their strengths are those with the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from autopar.accuracy.cases import Case
+from autopar.catalog.profiles import ATTENTION_RATES
 from autopar.costmodel.columns import Bools, Floats, StrategyColumns, gather
 from autopar.costmodel.compute import DeviceColumns
 from autopar.costmodel.inputs import Inputs
@@ -28,7 +28,12 @@ from autopar.costmodel.step import evaluate
 from .constants import RELATIVES, TRUST, Constant
 
 EVALUATIONS = 25
-LEFT_OUT_EVALUATIONS = 6
+GAIN = 3e-4
+"""A step that is worth less than this share of the sum ends the fit."""
+REACH = 0.3
+"""Most that one step moves a constant, of its range."""
+SOFT = 0.1
+"""Error from which the loss grows as the error and no longer as its square."""
 PULL = 0.3
 """Error of one row that a constant may make up for by moving over its whole range."""
 KINSHIP = 0.3
@@ -60,14 +65,30 @@ def with_constants(inputs: Inputs, mine: Bools, constants: Sequence[Constant], v
     low = inputs.training.low_precision_linear > 0
     for constant, rows, value in zip(constants, mine, values, strict=True):
         if constant.owner == "framework":
-            profiles = replace(profiles, **{constant.field: np.where(rows, value, getattr(profiles, constant.field))})
+            profiles = replace(profiles, **{constant.field: _of_framework(getattr(profiles, constant.field), rows, constant, value)})
         elif constant.field == "gemm_efficiency":
+            share = value / constant.current()
             device, wide = _with_rate(device, rows & ~low, value), _with_rate(wide, rows, value)
+            if constant.in_proportion:
+                device, wide = _with_rate(device, rows & low, device.gemm_efficiency * share), _with_attention(wide, rows, share)
         elif constant.field == "fp8_efficiency":
-            device = _with_rate(device, rows & low, value)
+            device = _with_rate(device, rows & low, value * device.gemm_efficiency / constant.current())  # FP4 has its share of it
         else:
             device, wide = (replace(c, **{constant.field: np.where(rows, value, getattr(c, constant.field))}) for c in (device, wide))
     return replace(inputs, framework=profiles, device=device, wide_device=wide)
+
+
+def _of_framework(given: Floats, rows: Bools, constant: Constant, value: Floats) -> Floats:
+    """A framework's constant set in ``rows``: older attention kernels keep their part of it, rows whose notes say otherwise theirs."""
+    if constant.field == "attention_share":
+        return np.where(rows, value * given / constant.current(), given)
+    return np.where(rows & (given == constant.current()), value, given)
+
+
+def _with_attention(device: DeviceColumns, rows: Bools, share: Floats) -> DeviceColumns:
+    """Rates of attention times ``share`` in ``rows``."""
+    rates = {name: np.where(rows, share, 1.0) * getattr(device, name) for name in ATTENTION_RATES}
+    return replace(device, **rates)
 
 
 def _with_rate(device: DeviceColumns, rows: Bools, value: Floats) -> DeviceColumns:
@@ -104,11 +125,6 @@ class Rows:
         return np.asarray(np.log(found.step_time_seconds / self.measured))
 
 
-def errors_of(cases: Sequence[Case], constants: Sequence[Constant], values: Floats) -> Floats:
-    """Signed relative error of each row under these values."""
-    return np.expm1(Rows.of(cases, constants).log_errors(constants, values))
-
-
 def family_weights(cases: Sequence[Case]) -> Floats:
     """Weight of each row; squares of a family's weights add up to at most FAMILY_ROWS."""
     names = np.array([case.run.family for case in cases])
@@ -122,36 +138,127 @@ def documented(constants: Sequence[Constant]) -> Floats:
     return np.array([constant.documented() for constant in constants])
 
 
-def fit(cases: Sequence[Case], constants: Sequence[Constant], *, evaluations: int = EVALUATIONS) -> Fit:
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """One setting of the constants in units of their ranges, with what its rows come to there."""
+
+    unit: Floats
+    errors: Floats
+    """Logarithm of predicted over measured."""
+    slopes: Floats
+    """rows x constants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitter:
+    """Rows, constants and pulls: everything that the fits of one group of constants share, whatever rows they leave out."""
+
+    rows: Rows
+    copies: Rows
+    """The rows once for the errors and once for each group of constants that share no row."""
+    constants: tuple[Constant, ...]
+    together: tuple[tuple[int, ...], ...]
+    weight: Floats
+    pulls: Floats
+    """One row a pull: of each constant to its documented value, of relatives to their mean."""
+    low: Floats
+    range: Floats
+    start: Floats
+
+    @classmethod
+    def of(cls, cases: Sequence[Case], constants: Sequence[Constant]) -> Fitter:
+        """The fits of ``constants`` on ``cases``, or on some of them."""
+        rows, low = Rows.of(cases, constants), np.array([c.low for c in constants])
+        together = _disjoint(rows.mine)
+        span = np.array([c.high for c in constants]) - low
+        return cls(
+            rows=rows,
+            copies=rows.repeated(len(together) + 1),
+            constants=tuple(constants),
+            together=tuple(tuple(group) for group in together),
+            weight=family_weights(cases),
+            pulls=np.concatenate([PULL * np.eye(len(constants)), KINSHIP * _kinship(constants)]),
+            low=low,
+            range=span,
+            start=np.clip((documented(constants) - low) / span, 0, 1),
+        )
+
+    def at(self, unit: Floats) -> _Point:
+        """Errors of all rows and their slopes, in one evaluation of the model."""
+        count, step = len(self.rows.measured), np.where(unit + STEP <= 1, STEP, -STEP)
+        moved = np.repeat(unit[:, None], len(self.together) + 1, axis=1)
+        for copy, group in enumerate(self.together, start=1):
+            moved[list(group), copy] += step[list(group)]
+        values = self.low[:, None] + np.repeat(moved, count, axis=1) * self.range[:, None]
+        base, *changed = self.copies.log_errors(self.constants, values).reshape(-1, count)
+        slopes = np.zeros((count, len(unit)))
+        for group, after in zip(self.together, changed, strict=True):
+            slopes[:, list(group)] = self.rows.mine[list(group)].T * ((after - base)[:, None] / step[list(group)])
+        return _Point(unit, base, slopes)
+
+    def residuals(self, point: _Point, weight: Floats, move: Floats) -> Floats:
+        """What is made small, ``move`` away from ``point`` where the errors are taken as straight."""
+        away = point.unit + move - self.start
+        return np.concatenate([weight * (point.errors + point.slopes @ move), self.pulls @ away])
+
+    def solved(self, weight: Floats, point: _Point, evaluations: int) -> _Point:
+        """The best setting for rows of these weights: Gauss-Newton from ``point``, each step within bounds and a trust region.
+
+        A step is the exact optimum of the straightened problem; one that makes the sum larger is halved. It ends where a step
+        gains less than ``GAIN`` of the sum.
+        """
+        cost = soft_sum(self.residuals(point, weight, 0 * point.unit))
+        reach, used = REACH, 0
+        while used < evaluations:
+            move = self._move(point, weight, reach)
+            if soft_sum(self.residuals(point, weight, move)) > cost * (1 - GAIN):
+                break
+            tried, used = self.at(np.clip(point.unit + move, 0, 1)), used + 1
+            found = soft_sum(self.residuals(tried, weight, 0 * move))
+            if found < cost:
+                point, cost = tried, found
+            else:
+                reach = float(np.max(np.abs(move))) / 4
+        return point
+
+    def _move(self, point: _Point, weight: Floats, reach: float) -> Floats:
+        jacobian = np.concatenate([weight[:, None] * point.slopes, self.pulls])
+
+        def residuals(move: Floats) -> Floats:
+            return self.residuals(point, weight, move)
+
+        def slopes(_: Floats) -> Floats:
+            return jacobian
+
+        low, high = np.maximum(-point.unit, -reach), np.minimum(1 - point.unit, reach)
+        inside = 1e-6 * (high - low)
+        return np.asarray(
+            least_squares(
+                residuals,
+                np.clip(0 * point.unit, low + inside, high - inside),
+                jac=slopes,
+                bounds=(low, high),
+                loss="soft_l1",
+                f_scale=SOFT,
+                max_nfev=40,
+            ).x
+        )
+
+    def whole(self) -> _Point:
+        """The fit on every row, from documented values."""
+        return self.solved(self.weight, self.at(self.start), EVALUATIONS)
+
+
+def soft_sum(residuals: Floats) -> float:
+    """Half the soft L1 loss of scipy at SOFT, summed."""
+    return float(np.sum(SOFT**2 * (np.sqrt(1 + (residuals / SOFT) ** 2) - 1)))
+
+
+def fit(cases: Sequence[Case], constants: Sequence[Constant]) -> Fit:
     """The constants that fit ``cases`` best."""
-    rows, weight = Rows.of(cases, constants), family_weights(cases)
-    low, high = np.array([c.low for c in constants]), np.array([c.high for c in constants])
-    start = (documented(constants) - low) / (high - low)
-    prior, kin = PULL * np.eye(len(constants)), KINSHIP * _kinship(constants)
-    together = _disjoint(rows.mine)
-    copies = rows.repeated(len(together) + 1)
-
-    def errors(unit: Floats) -> Floats:
-        return rows.log_errors(constants, low + unit * (high - low))
-
-    def residuals(unit: Floats) -> npt.NDArray[np.float64]:
-        return np.concatenate([weight * errors(unit), prior @ (unit - start), kin @ unit])
-
-    def slopes(unit: Floats) -> npt.NDArray[np.float64]:
-        step = np.where(unit + STEP <= 1, STEP, -STEP)
-        moved = np.repeat(unit[:, None], len(together) + 1, axis=1)
-        for copy, group in enumerate(together, start=1):
-            moved[group, copy] += step[group]
-        values = low[:, None] + np.repeat(moved, len(cases), axis=1) * (high - low)[:, None]
-        base, *changed = copies.log_errors(constants, values).reshape(-1, len(cases))
-        found = np.zeros((len(cases), len(unit)))
-        for group, after in zip(together, changed, strict=True):
-            found[:, group] = rows.mine[group].T * ((after - base)[:, None] / step[group])
-        return np.concatenate([weight[:, None] * found, prior, kin])
-
-    first = np.clip(start, STEP, 1 - STEP)
-    solved = least_squares(residuals, first, jac=slopes, bounds=(0, 1), loss="soft_l1", f_scale=0.1, max_nfev=evaluations)
-    return Fit(constants=tuple(constants), values=low + solved.x * (high - low), errors=np.expm1(errors(solved.x)))
+    fitter = Fitter.of(cases, constants)
+    found = fitter.whole()
+    return Fit(constants=tuple(constants), values=fitter.low + found.unit * fitter.range, errors=np.expm1(found.errors))
 
 
 def _kinship(constants: Sequence[Constant]) -> Floats:
@@ -182,16 +289,15 @@ def _disjoint(mine: Bools) -> list[list[int]]:
     return [group for _, group in groups]
 
 
-def left_out(
-    cases: Sequence[Case], constants: Sequence[Constant], key: Callable[[Case], str], *, evaluations: int = LEFT_OUT_EVALUATIONS
-) -> Floats:
-    """Signed errors of each row with its group's rows left out of the fit; NaN where the group is all there is."""
-    names = np.array([key(case) for case in cases])
-    errors = np.full(len(cases), np.nan)
-    for name in np.unique(names):
-        out = names == name
+def left_out(fitter: Fitter, names: Sequence[str]) -> Floats:
+    """Signed errors of each row with the rows of its name left out of the fit; NaN where that name is all there is.
+
+    Rows that are left out weigh nothing. Every fit starts from documented values: where two settings fit what is left alike, one
+    that starts from the fit of all rows ends at the setting that the rows left out have told it.
+    """
+    groups, errors, start = np.array(names), np.full(len(names), np.nan), fitter.at(fitter.start)
+    for name in np.unique(groups):
+        out = groups == name
         if not out.all():
-            kept = [case for case, gone in zip(cases, out, strict=True) if not gone]
-            away = [case for case, gone in zip(cases, out, strict=True) if gone]
-            errors[out] = errors_of(away, constants, fit(kept, constants, evaluations=evaluations).values)
+            errors[out] = np.expm1(fitter.solved(np.where(out, 0.0, fitter.weight), start, EVALUATIONS).errors[out])
     return errors

@@ -29,6 +29,7 @@ from autopar.costmodel.compute import (
     gemm_seconds,
     memory_seconds,
 )
+from autopar.costmodel.device_rates import HOPPER_UNIT_FLOPS
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 DEVICE_FIELDS = ("gemm_efficiency", "gemm_small_efficiency", "gemm_wave_quantisation", "gemm_overhead_seconds")
@@ -76,6 +77,7 @@ class Rated:
             "gemm_wave_quantisation": 0.3, "gemm_overhead_seconds": 6e-6, "attention_forward_efficiency": 0.6,
             "attention_backward_efficiency": 0.5, "attention_tail": 0.3, "memory_efficiency": 0.9,
             "memory_half_bytes": 2e7, "optimizer_memory_efficiency": 0.72, "launch_seconds": 6e-6, "host_is_device": 0,
+            "softmax_cost": self.peak / self.units / HOPPER_UNIT_FLOPS,
         }  # fmt: skip
         columns: dict[str, Any] = {name: np.asarray(value, dtype=np.float64) for name, value in guess.items()}
         return DeviceColumns(**columns)

@@ -4,6 +4,9 @@
 
 With ``--leave-out`` the residual of a row is that of constants fitted without its family, which is the error a new family meets; a family
 that is the only one of its framework has nothing else to be fitted on, and keeps the shipped constants' residual.
+
+A device that nobody measured is worse known than its relatives' own rows tell: the residuals of its regimes are those of rows whose
+device was left out of the fit.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -25,7 +29,7 @@ from autopar.costmodel.spec.residuals import Regime, ResidualGroup, ResidualTabl
 from benchmarks.accuracy.tables import shipped_runs
 
 from .constants import CONSTANTS
-from .fitting import left_out
+from .fitting import Fitter, left_out
 from .steps import frameworks_of
 
 SMALLEST_MEASURED_GAP = 0.01
@@ -59,26 +63,31 @@ def step_residuals(cases: Sequence[Case], leave_out: str) -> Floats:
     found = np.array([_log_ratio(p.measured_seconds, p.predicted_seconds) for p in predicted(cases)])
     if leave_out == "nothing":
         return found
-    refitted = 0
+    outside = left_out_residuals(cases, "family")
+    refitted = int(np.sum(~np.isnan(outside)))
+    print(f"{refitted} of {int(np.sum(~np.isnan(found)))} rows predicted by constants fitted without their family")
+    return np.where(np.isnan(outside), found, outside)
+
+
+def left_out_residuals(cases: Sequence[Case], key: str) -> Floats:
+    """log(measured / predicted) by constants fitted without the rows of equal ``key``; NaN where those are all of the row's framework."""
+    found = np.full(len(cases), np.nan)
     for constants in CONSTANTS.values():
         frameworks = frameworks_of(constants)
         mine = [i for i, case in enumerate(cases) if case.problem.framework.id in frameworks and case.measured_seconds]
-        if not mine:
-            continue
-        outside = -np.log1p(left_out([cases[i] for i in mine], constants, lambda case: case.run.family))
-        outside[~_told_by_others([cases[i] for i in mine])] = np.nan
-        found[mine] = np.where(np.isnan(outside), found[mine], outside)
-        refitted += int(np.sum(~np.isnan(outside)))
-    print(f"{refitted} of {int(np.sum(~np.isnan(found)))} rows predicted by constants fitted without their family")
+        if mine:
+            names = [str(getattr(cases[i].run, key)) for i in mine]
+            outside = -np.log1p(left_out(Fitter.of([cases[i] for i in mine], constants), names))
+            found[mine] = np.where(_told_by_others([cases[i] for i in mine], names), outside, np.nan)
     return found
 
 
-def _told_by_others(cases: Sequence[Case]) -> Bools:
-    """Whether the constants of a row's framework are still fitted to something with the row's family left out."""
-    families: dict[str, set[str]] = defaultdict(set)
-    for case in cases:
-        families[case.problem.framework.id].add(case.run.family)
-    return np.array([len(families[case.problem.framework.id]) > 1 for case in cases])
+def _told_by_others(cases: Sequence[Case], names: Sequence[str]) -> Bools:
+    """Whether the constants of a row's framework are still fitted to something with the rows of its name left out."""
+    told: dict[str, set[str]] = defaultdict(set)
+    for case, name in zip(cases, names, strict=True):
+        told[case.problem.framework.id].add(name)
+    return np.array([len(told[case.problem.framework.id]) > 1 for case in cases])
 
 
 def memory_residuals(cases: Sequence[Case]) -> Floats:
@@ -86,12 +95,13 @@ def memory_residuals(cases: Sequence[Case]) -> Floats:
     return np.array([_log_ratio(p.measured_bytes, p.predicted_bytes) for p in predicted(cases)])
 
 
-def grouped(cases: Sequence[Case], residuals: Floats) -> tuple[ResidualGroup, ...]:
-    """Residuals by family and regime."""
+def grouped(cases: Sequence[Case], residuals: Floats, *, unmeasured: bool = False) -> tuple[ResidualGroup, ...]:
+    """Residuals by family and regime; ``unmeasured`` of a device that is left out, as if nobody had measured it."""
     members: dict[tuple[str, Regime], list[float]] = defaultdict(list)
     for case, residual in zip(cases, residuals, strict=True):
+        regime = regime_of(case.problem)
         if not np.isnan(residual):
-            members[case.run.family, regime_of(case.problem)].append(float(residual))
+            members[case.run.family, replace(regime, device_measured=False) if unmeasured else regime].append(float(residual))
     return tuple(
         ResidualGroup(family=family, regime=regime, values=tuple(values))
         for (family, regime), values in sorted(members.items(), key=lambda item: (item[0][0], str(item[0][1])))
@@ -151,8 +161,11 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = load_cases()
     steps = step_residuals(cases, arguments.leave_out)
+    devices = grouped(cases, left_out_residuals(cases, "device"), unmeasured=True)
+    measured = tuple(group for group in grouped(cases, steps) if group.regime.device_measured)
+    print(f"measured devices, families left out whole: {coverage(measured):.1%} inside; devices left out: {coverage(devices):.1%}")
     table = ResidualTable(
-        step_time=grouped(cases, steps),
+        step_time=tuple(sorted((*measured, *devices), key=lambda group: (group.family, str(group.regime)))),
         memory=grouped(cases, memory_residuals(cases)),
         resolvable_gap=gap_of(cases, steps),
         left_out=arguments.leave_out,

@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,7 @@ from benchmarks.accuracy.tables import shipped_runs
 from benchmarks.accuracy.targets import TIME_TARGETS
 
 from .constants import CONSTANTS, NOT_FITTED, Constant
-from .fitting import Fit, fit, left_out
+from .fitting import Fit, Fitter, fit, left_out
 
 
 def load_cases() -> list[Case]:
@@ -86,12 +85,9 @@ def left_out_report(every: Sequence[Case]) -> Iterator[dict[str, object]]:
     table: dict[str, dict[str, dict[str, float]]] = {}
     targets: dict[str, dict[str, float]] = {}
     listed = [_listed(constant, every) for constants in CONSTANTS.values() for constant in constants]
+    fits = [(mine, Fitter.of(mine, constants)) for constants in CONSTANTS.values() if (mine := rows_of(every, constants))]
     for key in ("family", "device", "model_name"):
-        found = [
-            (mine, left_out(mine, constants, partial(_named, key)))
-            for constants in CONSTANTS.values()
-            if (mine := rows_of(every, constants))
-        ]
+        found = [(mine, left_out(fitter, [_named(key, case) for case in mine])) for mine, fitter in fits]
         pairs = [(case, error) for mine, outside in found for case, error in zip(mine, outside, strict=True) if not np.isnan(error)]
         names, errors = np.array([_named(key, case) for case, _ in pairs]), np.array([error for _, error in pairs])
         table[key] = {str(name): figures(errors[names == name]) for name in np.unique(names)} | {"all": figures(errors)}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from autopar.costmodel.compute import CPU_ARCHITECTURE
+from autopar.costmodel.device_rates import CPU_ARCHITECTURE
 from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec, LinkKind, LinkTier
 from autopar.costmodel.spec.measured import Kind, Series
 

@@ -101,7 +101,10 @@ class ExecutionProfile:
     selective_kept: float
     """Share of a layer's activations (attention scores apart) that selective recomputation keeps."""
     selective_recomputed: float
-    """Share of a layer's forward pass that it repeats beside the attention core."""
+    """Share of a layer's forward products that it repeats beside the attention core."""
+    selective_by_operator: bool
+    """It keeps the outputs of chosen operators instead: the attention core and the other products stay, while memory-bound operators
+    and the gathers of sequence parallelism repeat (torchtitan)."""
     plain_tensors_kept: float
     """Tensors of the feed-forward's width that a plain MLP keeps: the activation's input and output."""
     gated_tensors_kept: float

@@ -11,7 +11,7 @@ from autopar.accuracy.cases import Case, case_of
 from benchmarks.accuracy.tables import shipped_runs
 from benchmarks.calibration import fitting
 from benchmarks.calibration.constants import CONSTANTS, RELATIVES, Constant
-from benchmarks.calibration.fitting import Rows, documented, errors_of, fit, left_out
+from benchmarks.calibration.fitting import Fitter, Rows, documented, fit, left_out
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,11 @@ def cases() -> list[Case]:
 
 
 PASSES = tuple(Constant("framework", name, "elementwise_forward_passes", 0.8, 4.0) for name in ("megatron-core", "megatron-mlperf"))
+
+
+def errors_of(cases: list[Case], constants: tuple[Constant, ...], values: np.ndarray) -> np.ndarray:
+    """Signed relative error of each case under these values."""
+    return np.expm1(Rows.of(cases, constants).log_errors(constants, values))
 
 
 def measured_as(cases: list[Case], constants: tuple[Constant, ...], values: np.ndarray) -> list[Case]:
@@ -70,10 +75,31 @@ def test_rows_left_out_do_not_set_the_constants_that_predict_them(cases: list[Ca
         replace(case, measured_seconds=(case.measured_seconds or 0) * 3) for case in cases if case.problem.framework.id != "megatron-core"
     ]
     kept = [case for case in cases if case.problem.framework.id == "megatron-core"]
-    errors = left_out(kept + slow, PASSES, lambda case: case.problem.framework.id)
-    alone = errors_of(slow, PASSES, fit(kept, PASSES, evaluations=fitting.LEFT_OUT_EVALUATIONS).values)
-    assert errors[len(kept) :] == pytest.approx(alone)
-    assert np.all(np.isnan(left_out(kept, PASSES, lambda case: case.problem.framework.id)))
+    names = [case.problem.framework.id for case in kept + slow]
+    errors = left_out(Fitter.of(kept + slow, PASSES), names)
+    alone = errors_of(slow, PASSES, fit(kept, PASSES).values)
+    assert errors[len(kept) :] == pytest.approx(alone, abs=1e-6)
+    assert np.all(np.isnan(left_out(Fitter.of(kept, PASSES), names[: len(kept)])))
+
+
+def test_no_setting_near_the_fit_has_a_smaller_sum(cases: list[Case]) -> None:
+    fitter = Fitter.of(measured_as(cases, PASSES, np.array([3.0, 1.2])), PASSES)
+    found = fitter.whole()
+
+    def total(unit: np.ndarray) -> float:
+        return fitting.soft_sum(fitter.residuals(fitter.at(unit), fitter.weight, np.zeros_like(unit)))
+
+    best = total(found.unit)
+    for move in (np.array([0.03, 0.0]), np.array([-0.03, 0.0]), np.array([0.0, 0.03]), np.array([0.02, -0.02])):
+        assert total(found.unit + move) > best * (1 - fitting.GAIN)
+
+
+def test_a_row_whose_notes_set_a_constant_keeps_it(cases: list[Case]) -> None:
+    own = replace(cases[0].problem, framework=replace(cases[0].problem.framework, elementwise_forward_passes=3.9))
+    both = [cases[0], replace(cases[0], problem=own)]
+    before, after = (Rows.of(both, PASSES).log_errors(PASSES, np.array([value, value])) for value in (1.0, 2.0))
+    assert after[0] > before[0]
+    assert after[1] == before[1]
 
 
 def test_every_constant_starts_inside_its_range_and_relatives_have_ranges_alike() -> None:

@@ -287,3 +287,38 @@ def test_columns_hold_every_constant_they_are_named_after() -> None:
     shared = {f.name for f in fields(DeviceColumns)} & set(CONSTANTS)
     assert len(shared) >= 10
     assert all(getattr(on, name) == getattr(profile, name) for name in shared)
+
+
+def test_exponentials_cost_less_beside_slower_tensor_cores_and_half_on_blackwell_ultra() -> None:
+    """Share of a head dim of 64 in the time of one of 128, at long sequences where nothing else counts."""
+
+    def share(name: str) -> float:
+        narrow, wide = (float(attention(columns(name), query_length=65536, key_length=65536, head_dim=d)) for d in (64, 128))
+        return narrow / wide
+
+    assert 0.5 < share("a100-sxm4-80gb") < share("h200-sxm-141gb") < share("b200-sxm") < 1
+    assert share("gb300-nvl72") < share("gb200-nvl72")
+    assert float(columns("h100-sxm5-80gb", ComputeType.BF16).softmax_cost) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["b200-sxm", "gb200-nvl72", "gb300-nvl72"])
+def test_a_long_product_in_fp4_is_about_twice_as_fast_as_in_fp8_whatever_is_rated(name: str) -> None:
+    eight, four = (columns(name, compute_type) for compute_type in (ComputeType.FP8, ComputeType.FP4))
+    ratio = float(gemm_seconds(eight, 16384, 65536, 16384)) / float(gemm_seconds(four, 16384, 65536, 16384))
+    assert 1.9 < ratio < 2.1
+    assert float(cast_seconds(four, 10**9)) > float(cast_seconds(eight, 10**9))
+
+
+def test_fp8_and_attention_follow_the_products_of_a_part_with_less_power() -> None:
+    less, full = (hardware_profile(device(name)) for name in ("h100-sxm5-96gb-hbm2e", "h200-sxm-141gb"))
+    share = less.gemm_efficiency / full.gemm_efficiency
+    assert 0.6 < share < 0.9
+    for constant in ("fp8_efficiency", "attention_forward_efficiency", "attention_backward_efficiency"):
+        assert getattr(less, constant) == pytest.approx(share * getattr(full, constant), rel=1e-9)
+
+
+def test_attention_of_an_unmeasured_card_is_scaled_by_its_power_and_never_beyond_its_relatives() -> None:
+    for name, reference in (("h100-pcie-80gb", "h200-sxm-141gb"), ("gh200-96gb", "h200-sxm-141gb"), ("l4-24gb", "l40s-48gb")):
+        mine, its = (hardware_profile(device(each)) for each in (name, reference))
+        assert mine.attention_forward_efficiency <= its.attention_forward_efficiency
+    assert hardware_profile(device("h100-pcie-80gb")).attention_forward_efficiency < 0.6

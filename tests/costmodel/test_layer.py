@@ -187,3 +187,27 @@ def test_biases_of_experts_cost_passes_and_nothing_where_there_are_none() -> Non
         if model.moe is not None
     }
     assert times[False, 1.0] == times[False, 20.0] == times[True, 1.0] < times[True, 20.0]
+
+
+def test_recomputation_by_operator_keeps_the_core_and_repeats_gathers_and_what_is_memory_bound() -> None:
+    strategy = Strategy(tensor_parallel_size=4, sequence_parallel=True, data_parallel_size=16)
+    asked = problem(DENSE, gpus=64, selective_recomputed=0.4, selective_by_operator=True, tensor_overlap_forward=0.0)
+    times = layer(asked, strategy)
+    assert value(times.selective.attention) == 0
+    assert value(times.selective.matrix) == pytest.approx(0.4 * value(times.forward.matrix))
+    assert value(times.selective.elementwise) == pytest.approx(value(times.forward.elementwise))
+    assert value(times.selective.tensor) == pytest.approx(value(times.forward.tensor) / 2)
+    alone = layer(asked, replace(strategy, sequence_parallel=False))
+    assert value(alone.selective.tensor) == 0
+
+
+def test_the_scores_traffic_is_the_softmaxs_beside_the_products_own() -> None:
+    asked = problem(GPT)
+    framework = replace(asked.framework, fused_attention=False, dropout=False, elementwise_forward_passes=1.0, score_passes=1.0)
+    once, twice = (
+        layer(replace(asked, framework=replace(framework, score_passes=passes)), Strategy(data_parallel_size=64)) for passes in (1.0, 2.0)
+    )
+    model, device = asked.model, asked.cluster.device
+    scores = 2 * asked.training.sequence_length**2 * model.num_attention_heads
+    softmax = 2 * scores / (device.memory_bandwidth * asked.hardware.memory_efficiency)
+    assert value(twice.forward.elementwise) - value(once.forward.elementwise) == pytest.approx(softmax, rel=1e-6)

@@ -119,3 +119,24 @@ def test_torchtitans_pipelines_make_one_micro_batch_a_stage() -> None:
     flat, looped = (scored(row, recompute="full", notes=notes) for notes in ("Table 5: 1F1B", "Table 5: Interleaved 1F1B"))
     assert (flat.strategy.micro_batch_size, flat.strategy.virtual_pipeline_stages) == (4, 1)
     assert (looped.strategy.micro_batch_size, looped.strategy.virtual_pipeline_stages) == (4, 2)
+
+
+def test_llm_foundrys_rows_alone_have_its_older_attention() -> None:
+    shares = []
+    for text in ("llm-foundry/Composer FSDP", "PyTorch FSDP"):
+        case = case_of(replace(ROW, framework=text, tensor_parallel_size=1, sharding_as_stated="FULL_SHARD"))
+        assert isinstance(case, Case)
+        shares.append(case.problem.framework.attention_share)
+    assert shares[0] == pytest.approx(0.65 * shares[1])
+
+
+@pytest.mark.parametrize(("experts", "stages", "overlapped"), [(16, 2, True), (8, 2, False), (16, None, False)])
+def test_experts_over_nodes_under_virtual_stages_are_exchanged_beside_compute(experts: int, stages: int | None, overlapped: bool) -> None:
+    run = replace(
+        ROW, device="h100-sxm5-80gb", framework="Megatron-Bridge 25.11", model_name="qwen3-30b-a3b", num_gpus=64, tensor_parallel_size=1,
+        pipeline_parallel_size=4, virtual_pipeline_stages=stages, expert_parallel_size=experts,
+    )  # fmt: skip
+    case = case_of(run)
+    assert isinstance(case, Case)
+    assert (case.problem.framework.expert_overlap == 0.8) is overlapped
+    assert any("recipes have it" in note for note in case.notes) is overlapped
