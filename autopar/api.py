@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
     from autopar.frontier import ParetoFront
+    from autopar.io.pools import PoolFile
     from autopar.perturbation import WhatIf
     from autopar.search import Progress
     from autopar.sizing import Sizing
@@ -93,7 +94,7 @@ def plan(
         time_limit: seconds, or ``"30s"``: the best of what was seen by then.
         progress: told how far the search is, some ten times a second.
         pools: in place of a cluster: GPUs of several types, ``{"h100": 64, "a100-40gb": 64}``. Stages are sized to their device and
-            micro-batches to the speed of a replica, whichever is faster.
+            micro-batches to the speed of a replica, whichever is faster. A cluster file with ``[[pools]]`` says the same.
         between: bytes/s of a GPU between pools, one direction, or ``"25GB/s"``; the slower pool's network if left out.
         pools_as: ``stages`` (one pipeline runs through the pools), ``replicas`` (each pool has its own, with micro-batches by speed: no
             framework runs it) or ``any``.
@@ -111,12 +112,15 @@ def plan(
     """
     from autopar.planning import LOOKED_AT, nothing_fits, planned, replaced, searched, sure_enough
 
-    if pools is not None:
+    of_file = _pools_of_file(inputs.get("cluster")) if pools is None else None
+    if pools is not None or of_file is not None:
         from autopar.mixed import plan_pools
 
+        if of_file is not None:
+            inputs.pop("cluster")
         return plan_pools(
             model,
-            pools,
+            pools or of_file or (),
             between,
             (fix, maximum, minimum, forbid),
             inputs,
@@ -151,6 +155,16 @@ def plan(
         chosen, note = sure_enough(asked.problem, result.ranked)
     told = replace(asked, assumptions=(*asked.assumptions, *([note] if note else ())))
     return planned(told, chosen.strategy, result, top=max(top, 1))
+
+
+def _pools_of_file(cluster: object) -> PoolFile | None:
+    """What a cluster file says of its pools; None where ``cluster`` is no such file."""
+    from autopar.catalog import hardware
+    from autopar.request import is_file
+
+    if not isinstance(cluster, str | Path) or not is_file(cluster, hardware.cluster_names()) or not hardware.has_pools(cluster):
+        return None
+    return hardware.read_pool_file(cluster)
 
 
 def pareto(
@@ -283,7 +297,7 @@ def estimate(
     from autopar.no_plan import NoPlan
 
     if isinstance(model, Plan) and model.mixed is not None and strategy is None:
-        from autopar.mixed import estimate_of
+        from autopar.mixed_problem import estimate_of
 
         return estimate_of(model)
     problem, chosen, _ = resolve(model, strategy, **inputs)

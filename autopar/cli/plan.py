@@ -125,7 +125,7 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
     if options["model"] is None:
         raise click.MissingParameter(ctx=ctx, param_type="option", param_hint="'--model' / '-m'")
     check_targets({**options, "output": output})
-    if options["pool"]:
+    if options["pool"] or _has_pools(options["cluster"]):
         _print_pools(ctx, as_json, output, options)
     elif beside := [f"--{name.replace('_', '-')}" for name in ("between", "search", "pools_as") if _was_given(ctx, name)]:
         raise click.UsageError(f"{' and '.join(beside)} goes with pools: give --pool too, e.g. --pool h100=64 a100-40gb=64", ctx)
@@ -180,7 +180,7 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
     from .searching import searching
 
     if clashing := [f"--{name}" for name in ("pareto", "plot", *REPORT_NAMES) if options[name] is not None]:
-        raise click.UsageError(f"a mixed cluster has no {', '.join(clashing)} yet: leave out that, or --pool", ctx)
+        raise click.UsageError(f"a mixed cluster has no {', '.join(clashing)} yet: leave out that, or plan for one kind of GPU", ctx)
     with answering(as_json), searching() as progress:
         found = plan(
             options["model"],
@@ -189,7 +189,7 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
             stages=options["stages"],
             time_limit=options["time_limit"],
             progress=progress,
-            pools=options["pool"],
+            pools=options["pool"] or None,
             between=options["between"],
             pools_as=options["pools_as"],
             search=options["search"],
@@ -203,11 +203,20 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
     if as_json:
         print_json(found)
     else:
-        from autopar.mixed import expressed
+        from autopar.exporters.pools import who_runs_it
         from autopar.report.mixed import mixed_report
 
-        print_report(mixed_report(found, expressed(found)))
+        print_report(mixed_report(found, who_runs_it(found)))
     _end(ctx, found, output)
+
+
+def _has_pools(cluster: str | None) -> bool:
+    """Whether ``--cluster`` is a file with pools."""
+    if cluster is None or not cluster.endswith((".toml", ".json")):
+        return False
+    from autopar.catalog.hardware import has_pools
+
+    return has_pools(cluster)
 
 
 def _end(ctx: click.Context, found: Plan, output: str | None) -> None:

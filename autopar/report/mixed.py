@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from autopar.costmodel.spec.errors import InvalidInputError
 from autopar.costmodel.spec.mixed import Lane, MixedStrategy
 from autopar.costmodel.spec.strategy import Strategy, split_text
 from autopar.costmodel.spec.units import GIB, format_bytes, format_count, format_seconds
+from autopar.host_order import HostRun, host_order
+from autopar.io.hostlist import fold_hosts
 
 from .tables import plain_table, wrapped_table
 from .text import batch_text, lines, search_line, speed_table, strategy_rows, time_table
@@ -31,6 +34,7 @@ def mixed_report(plan: Plan, expressed: Sequence[str] = ()) -> Iterator[Renderab
     yield _headline(plan)
     yield _strategy_table(plan, "best strategy" if plan.search.evaluated else "strategy")
     yield _lanes_table(plan)
+    yield from lines("hosts start in this order", _order(plan))
     yield speed_table(plan.estimate)
     yield time_table(plan.estimate)
     yield _memory_table(plan.estimate)
@@ -55,6 +59,22 @@ def _headline(plan: Plan) -> Text:
     rate = f"{plan.mixed.between.bandwidth / 1e9:g} GB/s a GPU between the pools"
     text.append(f"\n{batch_text(training)} a step, {training.precision.name}; {rate}", style="not bold")
     return text
+
+
+def _order(plan: Plan) -> list[str]:
+    """Whose hosts have which numbers; nothing of replicas, which no launcher is asked to start, or where one pool is used alone."""
+    assert plan.mixed is not None, "a report of plans for a mixed cluster"
+    if len(plan.mixed.lanes) > 1 or len(set(plan.mixed.lanes[0].pools)) == 1:
+        return []
+    try:
+        runs = host_order(plan.mixed, plan.strategy)
+    except InvalidInputError:
+        return []
+    return [f"{'node' if run.nodes == 1 else 'nodes'} {run.numbers}: {run.pool}{_named(run)}" for run in runs]
+
+
+def _named(run: HostRun) -> str:
+    return f", {fold_hosts(run.names)}" if run.names else f", {run.nodes} x {run.cluster.id}"
 
 
 def _strategy_table(plan: Plan, title: str) -> RenderableType:

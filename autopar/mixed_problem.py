@@ -1,0 +1,73 @@
+"""The question that a plan for a mixed cluster answers, put together again from its file; and the network between pools."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autopar.costmodel.mixed_estimate import mixed_estimate
+from autopar.costmodel.pools import Between, MixedProblem, Pool
+from autopar.costmodel.spec.errors import Fault, InvalidInputError
+from autopar.costmodel.spec.mixed import MixedStrategy
+from autopar.request import problem_from, resized
+
+if TYPE_CHECKING:
+    from autopar.costmodel.problem import Problem
+    from autopar.costmodel.spec.cluster import LinkTier
+    from autopar.costmodel.spec.estimate import Estimate
+    from autopar.costmodel.spec.plan import Plan
+
+
+def mixed_of(plan: Plan) -> tuple[MixedProblem, MixedStrategy]:
+    """The problem and the strategy of a plan for a mixed cluster, from its own inputs.
+
+    The names of hosts are for those who start the plan: they are not in the problem.
+
+    Raises:
+        InvalidInputError: the plan is for one kind of GPU.
+    """
+    if plan.mixed is None:
+        raise InvalidInputError(Fault(field="plan", given="a plan for one kind of GPU", required="a plan for a mixed cluster"))
+    clusters = {pool.name: replace(pool.cluster, hosts=None) for pool in plan.mixed.pools}
+    problems = {name: problem_from(replace(plan.inputs, cluster=cluster)) for name, cluster in clusters.items()}
+    named = problems[plan.mixed.network_of]
+    several = with_network(named) or named
+    link = between_link(plan.mixed.between, several, several.cluster.network_tier.name)
+    problem = MixedProblem(pools=tuple(Pool(name=name, problem=each) for name, each in problems.items()), between=link)
+    return problem, MixedStrategy(strategy=plan.strategy, lanes=plan.mixed.lanes)
+
+
+def estimate_of(plan: Plan) -> Estimate:
+    """The estimate of a plan for a mixed cluster, by this release."""
+    return mixed_estimate(*mixed_of(plan))
+
+
+def on_one_pool(plan: Plan) -> Plan | None:
+    """``plan`` as one for a single kind of GPU, where it uses one pool alone; None where it uses several, or is no plan over pools."""
+    if plan.mixed is None:
+        return None
+    used = MixedStrategy(strategy=plan.strategy, lanes=plan.mixed.lanes).pools
+    if len(used) > 1:
+        return None
+    (cluster,) = (pool.cluster for pool in plan.mixed.pools if pool.name == used[0])
+    others = tuple(each for each in plan.alternatives if {name for lane in each.lanes for name in lane.pools} == set(used))
+    return replace(plan, mixed=None, inputs=replace(plan.inputs, cluster=cluster), alternatives=others)
+
+
+def between_link(tier: LinkTier, problem: Problem, like: str) -> Between:
+    """``tier`` with what is reached of a link of the technology that tier ``like`` of the problem's cluster has."""
+    from autopar.catalog.links import link_profiles
+
+    spelled = replace(tier, name=like)
+    (profile,) = link_profiles(replace(problem.cluster, tiers=(spelled,)))
+    return Between(tier=tier, profile=profile)
+
+
+def with_network(problem: Problem) -> Problem | None:
+    """``problem`` with a network tier: as it is, or on two nodes of its kind; None where that kind comes alone."""
+    from autopar.costmodel.spec.cluster import LinkKind
+
+    if problem.cluster.network_tier.kind is LinkKind.NETWORK:
+        return problem
+    larger = resized(problem, 2 * problem.cluster.gpus_per_node)
+    return larger if larger is not None and larger.cluster.network_tier.kind is LinkKind.NETWORK else None
