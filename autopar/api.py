@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from autopar.explanation import Explanation
     from autopar.frontier import ParetoFront
     from autopar.io.pools import PoolFile
+    from autopar.mixed_explanation import MixedExplanation
     from autopar.perturbation import WhatIf
     from autopar.search import Progress
     from autopar.sizing import Sizing
@@ -310,12 +311,18 @@ def estimate(
 
 def explain(
     model: str | Path | ModelSpec | Plan | Problem, *, strategy: Strategy | Mapping[str, object] | None = None, **inputs: Unpack[Inputs]
-) -> Explanation:
+) -> Explanation | MixedExplanation:
     """Where the time and the memory of one strategy go, the rules that refuse it, and the changes that would help.
 
-    Takes what :func:`estimate` takes; a strategy that is refused is explained, not raised.
+    Takes what :func:`estimate` takes; a strategy that is refused is explained, not raised. Of a plan for a mixed cluster: the load of every
+    pool's stages, and what near uses of the pools would take.
     """
     from autopar.explanation import explain_strategy
+
+    if isinstance(model, Plan) and model.mixed is not None and strategy is None:
+        from autopar.mixed_explanation import explain_mixed
+
+        return explain_mixed(model)
 
     problem, chosen, _ = resolve(model, strategy, **inputs)
     return explain_strategy(problem, chosen)

@@ -10,7 +10,10 @@ Examples:
 """
 
 
-KINDS = ("plan", "estimate", "explain", "comparison", "whatif", "size", "pareto", "profile", "measured-profile", "no-plan", "cluster")
+KINDS = (
+    "plan", "estimate", "explain", "explain-mixed", "comparison", "whatif", "size", "pareto", "profile", "measured-profile", "no-plan",
+    "cluster",
+)  # fmt: skip
 
 
 @click.command("schema", epilog=EPILOG)
@@ -36,6 +39,7 @@ def command(kind: str) -> None:
     from autopar.explanation import Explanation
     from autopar.frontier import ParetoFront
     from autopar.io.codec import json_schema
+    from autopar.mixed_explanation import MixedExplanation
     from autopar.no_plan import NoPlan
     from autopar.perturbation import WhatIf
     from autopar.sizing import Sizing
@@ -51,5 +55,6 @@ def command(kind: str) -> None:
         "profile": Calibration,
         "measured-profile": MeasuredProfile,
         "no-plan": NoPlan,
+        "explain-mixed": MixedExplanation,
     }
     print_json(json_schema(kinds[kind]))
