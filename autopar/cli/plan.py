@@ -19,7 +19,7 @@ from .options import (
     json_option,
     stages_option,
 )  # fmt: skip
-from .reporting import REPORT_NAMES, check_targets, report_options, write_reports, write_trace
+from .reporting import REPORT_NAMES, check_targets, report_options, write_mixed, write_reports, write_trace
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.plan import Plan
@@ -179,7 +179,7 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
     from .output import answering, print_json, print_report
     from .searching import searching
 
-    if clashing := [f"--{name}" for name in ("pareto", "plot", *REPORT_NAMES) if options[name] is not None]:
+    if clashing := [f"--{name}" for name in ("pareto", "plot", "figures") if options[name] is not None]:
         raise click.UsageError(f"a mixed cluster has no {', '.join(clashing)} yet: leave out that, or plan for one kind of GPU", ctx)
     with answering(as_json), searching() as progress:
         found = plan(
@@ -200,6 +200,7 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
         )
     if output is not None:
         write_plan(found, output)
+    write_mixed(options, found)
     if as_json:
         print_json(found)
     else:

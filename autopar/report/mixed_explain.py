@@ -32,9 +32,8 @@ def mixed_explanation_report(plan: Plan, found: MixedExplanation, runs: Sequence
         runs: which frameworks take it.
     """
     if found.refused_by:
-        yield from lines(
-            f"refused by {len(found.refused_by)} rule{'s' * (len(found.refused_by) > 1)}", map(str, found.refused_by), style="red"
-        )
+        count = len(found.refused_by)
+        yield from lines(f"refused by {count} rule{'s' * (count > 1)}", [str(fault) for fault in found.refused_by], style="red")
     if found.estimate is None:
         return
     yield from mixed_report(replace(plan, estimate=found.estimate), runs)
