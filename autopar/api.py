@@ -113,7 +113,7 @@ def plan(
     """
     from autopar.planning import LOOKED_AT, nothing_fits, planned, replaced, searched, sure_enough
 
-    of_file = _pools_of_file(inputs.get("cluster")) if pools is None else None
+    of_file = pools_of_file(inputs.get("cluster")) if pools is None else None
     if pools is not None or of_file is not None:
         from autopar.mixed import plan_pools
 
@@ -158,7 +158,7 @@ def plan(
     return planned(told, chosen.strategy, result, top=max(top, 1))
 
 
-def _pools_of_file(cluster: object) -> PoolFile | None:
+def pools_of_file(cluster: object) -> PoolFile | None:
     """What a cluster file says of its pools; None where ``cluster`` is no such file."""
     from autopar.catalog import hardware
     from autopar.request import is_file
@@ -370,13 +370,22 @@ def _named_plan(given: str | Path | Plan | tuple[Problem, Strategy], short: bool
     if isinstance(given, tuple):
         return given[1].describe(), given[0], given[1], None
     if isinstance(given, Plan):
-        return given.strategy.describe(), problem_of(given), given.strategy, given
+        return given.strategy.describe(), _question_of(given), given.strategy, given
     try:
         plan = read_plan(given)
     except InvalidInputError as error:
         named = (fault if fault.field == "plan" else replace(fault, field=f"{given}: {fault.field}") for fault in error.faults)
         raise InvalidInputError(tuple(named)) from None
-    return Path(given).name if short else str(given), problem_of(plan), plan.strategy, plan
+    return Path(given).name if short else str(given), _question_of(plan), plan.strategy, plan
+
+
+def _question_of(plan: Plan) -> Problem:
+    """The question of ``plan``; of a mixed cluster as tables name it."""
+    if plan.mixed is None:
+        return problem_of(plan)
+    from autopar.mixed_problem import told_as_one
+
+    return told_as_one(plan)
 
 
 def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> tuple[Candidate, ...]:
@@ -392,7 +401,8 @@ def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> 
     refused: list[Fault] = []
     messages: list[str] = []
     for name, problem, strategy, plan in asked:
-        if broken := faults(problem, strategy):
+        broken, evaluated, pools = _judged(problem, strategy, plan)
+        if evaluated is None:
             refused += broken
             messages.append(f"{name}: {refusal_text(strategy, broken)}")
             continue
@@ -401,7 +411,8 @@ def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> 
                 name=name,
                 problem=problem,
                 strategy=strategy,
-                estimate=_estimate(problem, strategy),
+                estimate=evaluated,
+                pools=pools,
                 stored_step_time_seconds=plan.estimate.step_time_seconds if plan else None,
                 autopar_version=plan.autopar_version if plan else "",
             )
@@ -410,6 +421,20 @@ def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> 
         message = "\n".join(messages)
         raise NoPlanError(message, NoPlan(reasons=tuple(message.splitlines()), faults=tuple(refused)))
     return tuple(found)
+
+
+def _judged(problem: Problem, strategy: Strategy, plan: Plan | None) -> tuple[tuple[Fault, ...], Estimate | None, str]:
+    """The rules that refuse a strategy, else its estimate, and on which pools it is."""
+    if plan is None or plan.mixed is None:
+        broken = faults(problem, strategy)
+        return broken, None if broken else _estimate(problem, strategy), ""
+    from autopar.costmodel.mixed_estimate import mixed_estimate
+    from autopar.mixed_problem import mixed_of
+    from autopar.search.mixed_rules import mixed_faults
+
+    asked, mixed = mixed_of(plan)
+    broken = mixed_faults(asked, mixed)
+    return broken, None if broken else mixed_estimate(asked, mixed), " + ".join(lane.describe() for lane in mixed.lanes)
 
 
 def whatif(

@@ -88,7 +88,7 @@ def posed(
     ]
     others = {name: value for name, value in given.items() if name not in NOT_TAKEN}
     listed = pools.hosts if isinstance(pools, PoolFile) else {}
-    named = gather(faults, lambda: _sized(pools) if isinstance(pools, PoolFile) else read_pools(pools)) or {}
+    named = gather(faults, lambda: sized(pools) if isinstance(pools, PoolFile) else read_pools(pools)) or {}
     said = between if between is not None or not isinstance(pools, PoolFile) else pools.between
     rate = None if said is None else gather(faults, lambda: parse_rate(said))
     limits = gather(faults, lambda: read_constraints(*bounds))
@@ -113,12 +113,12 @@ def posed(
     )
 
 
-def _sized(pools: PoolFile) -> dict[str, int]:
+def sized(pools: PoolFile) -> dict[str, int]:
     """GPUs of each pool; of one that says its hosts alone, all that they have."""
     from autopar.request import resolve_cluster
 
     def of_hosts(name: str) -> int:
-        cluster, gpu = (name, None) if _is_cluster(name) else (None, name)
+        cluster, gpu = (name, None) if is_cluster(name) else (None, name)
         return resolve_cluster(cluster, 1, gpu, []).gpus_per_node * len(pools.hosts[name])
 
     return {name: of_hosts(name) if size is None else size for name, size in pools.sizes.items()}
@@ -173,7 +173,7 @@ def _vendor_faults(found: Mapping[str, tuple[Problem, tuple[str, ...]]]) -> list
 
 def _pool_problem(model: str | Path | ModelSpec, name: str, count: int, given: Mapping[str, object]) -> tuple[Problem, tuple[str, ...]]:
     """The question to one pool; its faults name it."""
-    where: dict[str, object] = {"cluster" if _is_cluster(name) else "gpu": name, "gpus": count}
+    where: dict[str, object] = {"cluster" if is_cluster(name) else "gpu": name, "gpus": count}
     try:
         return build_problem(model, **given, **where)  # type: ignore[arg-type]
     except InvalidInputError as error:
@@ -182,7 +182,7 @@ def _pool_problem(model: str | Path | ModelSpec, name: str, count: int, given: M
         raise InvalidInputError(tuple(named)) from None
 
 
-def _is_cluster(name: str) -> bool:
+def is_cluster(name: str) -> bool:
     """Whether a pool's name means a node type or a cluster file, else a device."""
     from autopar.catalog import hardware
 
@@ -290,7 +290,7 @@ def _plan(asked: MixedQuestion, result: MixedResult, *, top: int, seed: int) -> 
         ),
         autopar_version=__version__,
         mixed=MixedPlan(
-            pools=tuple(PoolSpec(name=pool.name, cluster=_named_cluster(asked, pool)) for pool in problem.pools),
+            pools=tuple(PoolSpec(name=pool.name, cluster=named_cluster(asked, pool)) for pool in problem.pools),
             between=problem.between.tier,
             network_of=asked.network_of,
             lanes=chosen.lanes,
@@ -302,7 +302,7 @@ def _plan(asked: MixedQuestion, result: MixedResult, *, top: int, seed: int) -> 
     )
 
 
-def _named_cluster(asked: MixedQuestion, pool: Pool) -> ClusterSpec:
+def named_cluster(asked: MixedQuestion, pool: Pool) -> ClusterSpec:
     """The pool's cluster with its hosts, where they are named."""
     names = asked.hosts.get(pool.name)
     return replace(pool.problem.cluster, hosts=Hosts(names=names)) if names else pool.problem.cluster

@@ -42,6 +42,25 @@ def estimate_of(plan: Plan) -> Estimate:
     return mixed_estimate(*mixed_of(plan))
 
 
+def unequal_faults(plan: Plan) -> tuple[Fault, ...]:
+    """What keeps autopar's own runtime from a plan: replicas by pool, whose shares of the batch are not equal."""
+    if plan.mixed is None or len(plan.mixed.lanes) == 1:
+        return ()
+    runs = ", ".join(f"{lane.num_microbatches} on {'/'.join(dict(lane.ranks_by_pool))}" for lane in plan.mixed.lanes)
+    required = "this runtime averages gradients over equal shares of the batch: it runs stages by pool, not replicas"
+    return (Fault(field="micro-batches", given=runs, required=required, fix="plan with --pools-as stages"),)
+
+
+def told_as_one(plan: Plan) -> Problem:
+    """The question of a plan for a mixed cluster as tables name it: all GPUs in use as one cluster. No estimate is made of it."""
+    problem, mixed = mixed_of(plan)
+    used = [pool.problem.cluster for pool in problem.pools if mixed.ranks_of(pool.name)]
+    device = replace(used[0].device, name=" + ".join(dict.fromkeys(cluster.device.name for cluster in used)))
+    name = " + ".join(f"{mixed.ranks_of(pool.name)} x {pool.problem.cluster.id}" for pool in problem.pools if mixed.ranks_of(pool.name))
+    whole = replace(used[0], id=name, device=device, num_gpus=sum(mixed.ranks_of(pool.name) for pool in problem.pools))
+    return replace(problem.question, cluster=whole)
+
+
 def on_one_pool(plan: Plan) -> Plan | None:
     """``plan`` as one for a single kind of GPU, where it uses one pool alone; None where it uses several, or is no plan over pools."""
     if plan.mixed is None:

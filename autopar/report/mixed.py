@@ -32,7 +32,7 @@ def mixed_report(plan: Plan, expressed: Sequence[str] = ()) -> Iterator[Renderab
     """The whole of ``autopar plan --pool``; ``expressed`` says which frameworks take the plan."""
     assert plan.mixed is not None, "a report of plans for a mixed cluster"
     yield _headline(plan)
-    yield _strategy_table(plan, "best strategy" if plan.search.evaluated else "strategy")
+    yield _strategy_table(plan, "strategy" if plan.inputs.imported_from else "best strategy")
     yield _lanes_table(plan)
     yield from lines("hosts start in this order", order_lines(plan))
     yield speed_table(plan.estimate)
@@ -46,7 +46,8 @@ def mixed_report(plan: Plan, expressed: Sequence[str] = ()) -> Iterator[Renderab
     yield from lines("assumed", plan.inputs.assumptions)
     yield from lines("constraints", plan.inputs.constraints)
     yield from lines("warnings", plan.estimate.warnings, style="yellow")
-    yield search_line(plan.search)
+    if not plan.inputs.imported_from:
+        yield search_line(plan.search)
 
 
 def pools_text(plan: Plan) -> str:

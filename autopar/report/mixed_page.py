@@ -122,7 +122,7 @@ def _sections(subject: MixedSubject) -> Iterator[Section]:
     yield Section(id="why", title="Why this one", parts=tuple(_why(subject)))
     yield Section(id="runs", title="Who runs it", parts=(bullets(subject.runs),))
     yield Section(
-        id="rejected", title="What was not considered, and why", parts=tuple(rejected_parts(plan)) if plan.search.evaluated else ()
+        id="rejected", title="What was not considered, and why", parts=tuple(rejected_parts(plan)) if not plan.inputs.imported_from else ()
     )
     yield Section(
         id="assumptions",
