@@ -90,7 +90,7 @@ def explain_mixed(plan: Plan) -> MixedExplanation:
         fits=not refused,
         estimate=now,
         loads=() if now is None else tuple(_loads(mixed, now)),
-        changes=() if now is None else tuple(sorted(_changes(problem, mixed), key=lambda change: change.step_time_seconds)),
+        changes=tuple(sorted(_changes(problem, mixed), key=lambda change: change.step_time_seconds)),
         references=plan.mixed.references if plan.mixed is not None else (),
     )
 

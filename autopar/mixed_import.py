@@ -38,10 +38,9 @@ def on_pools(given: Given, pools: Pools | PoolFile) -> tuple[Given, dict[str, in
 
 def as_pools_say(error: InvalidInputError) -> InvalidInputError:
     """``error`` of reading a configuration for all GPUs of the pools, where their number is wrong told of the pools."""
+    fix = "pools that hold as many"
     told = (
-        replace(fault, field="--pool", given=f"{fault.given} GPUs in all", fix="pools that hold as many")
-        if fault.field == "--gpus"
-        else fault
+        replace(fault, field="--pool", given=f"{fault.given} GPUs in all", fix=fix) if fault.field == "--gpus" else fault
         for fault in error.faults
     )
     return InvalidInputError(tuple(told))
@@ -71,12 +70,8 @@ def over_pools(plan: Plan, pools: Pools | PoolFile, sizes: dict[str, int], betwe
     mixed = MixedStrategy(strategy=strategy, lanes=(_lane(plan, sizes),))
     if refused := mixed_faults(asked.problem, mixed):
         raise NoPlanError("\n".join([f"no estimate of {mixed.describe()}:", *(f"  {fault}" for fault in refused)]))
-    order = ", then ".join(sizes)
-    notes = (
-        *(note for note in inputs.assumptions if not note.startswith("nodes:")),
-        *asked.assumptions,
-        f"hosts start in the order {order}",
-    )
+    as_one = [note for note in inputs.assumptions if not note.startswith("nodes:")]
+    notes = (*as_one, *asked.assumptions, f"pools: hosts start in the order {', '.join(sizes)}, as they were named")
     return replace(
         plan,
         estimate=mixed_estimate(asked.problem, mixed),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .axis_traffic import Axis, StageTraffic, Traffic, axis_groups, end_traffic, stage_traffic
+import numpy as np
+
+from .axis_traffic import Axis, AxisTraffic, StageTraffic, Traffic, axis_groups, end_traffic, stage_traffic
 from .columns import StrategyColumns
 from .layer_costs import layer_costs
 from .mixed import Machine, lane_strategy
 from .pools import MixedProblem, stage_pools
-from .spec.mixed import MixedStrategy
+from .spec.mixed import Lane, MixedStrategy
+from .spec.strategy import Strategy
 from .step_timeline import StepTimeline, timeline_of
+from .topology import crosses_domain
 
 
 def pool_timeline(problem: MixedProblem, mixed: MixedStrategy) -> StepTimeline:
@@ -35,34 +39,41 @@ def pool_timeline(problem: MixedProblem, mixed: MixedStrategy) -> StepTimeline:
         inputs = machine.pools[place].with_batch(batch).own
         pooled = replace(priced, inputs=inputs, layer=layer_costs(inputs, columns))
         passes[place], ends[place] = stage_traffic(inputs, columns, pooled), end_traffic(inputs, columns, pooled)
+    inside = {place: not _leaves_domain(machine, mixed.strategy, asked, on, place) for place in set(on)}
     drawn = timeline_of(
         priced,
-        _between(stage_pools(priced.shape, on), passes),
+        _routed(stage_pools(priced.shape, on), passes, inside),
         tuple(ends[place][rank] for rank, place in enumerate(on)),
         axis_groups(priced.inputs, priced.layer),
     )
     return replace(drawn, pools=asked.pools)
 
 
-def _between(pools: Sequence[int], passes: dict[int, tuple[StageTraffic, ...]]) -> tuple[StageTraffic, ...]:
-    """Of every stage what it sends on its own pool; to a stage of another pool over the network."""
-    last, found = len(pools) - 1, []
+def _leaves_domain(machine: Machine, strategy: Strategy, lane: Lane, on: Sequence[int], place: int) -> bool:
+    """Whether neighbours of the pipeline inside a pool are in two of its innermost domains."""
+    stride = np.asarray(strategy.tensor_parallel_size * strategy.context_parallel_size * lane.data_parallel_size)
+    return bool(crosses_domain(stride, machine.pools[place].own.links, float(on.count(place))))
+
+
+def _routed(pools: Sequence[int], passes: Mapping[int, tuple[StageTraffic, ...]], inside: Mapping[int, bool]) -> tuple[StageTraffic, ...]:
+    """Of every stage what it sends on its own pool; to a stage of another pool over the network, to one of its own as the pool lies."""
+
+    def sent(traffic: Traffic, here: int, there: int | None) -> Traffic:
+        other = there is not None and pools[there] != pools[here]
+        if not other and not inside[pools[here]]:
+            return traffic
+        return tuple(_on_tier(one, network=other) if one.axis is Axis.PIPELINE else one for one in traffic)
+
+    found = []
     for stage, place in enumerate(pools):
         own = passes[place][stage]
-        forward = stage < last and pools[stage + 1] != place
-        backward = stage > 0 and pools[stage - 1] != place
-        found.append(
-            StageTraffic(
-                forward=_over_network(own.forward) if forward else own.forward,
-                backward=_over_network(own.backward) if backward else own.backward,
-            )
-        )
+        following, before = (stage + 1 if stage + 1 < len(pools) else None), (stage - 1 if stage else None)
+        found.append(StageTraffic(forward=sent(own.forward, stage, following), backward=sent(own.backward, stage, before)))
     return tuple(found)
 
 
-def _over_network(sent: Traffic) -> Traffic:
-    """``sent`` with the pipeline's bytes on the first tier outside the innermost, where they were inside."""
-    return tuple(
-        replace(one, tier_bytes=(0.0, one.fast_bytes + one.tier_bytes[1], *one.tier_bytes[2:])) if one.axis is Axis.PIPELINE else one
-        for one in sent
-    )
+def _on_tier(sent: AxisTraffic, *, network: bool) -> AxisTraffic:
+    """``sent`` with all of its bytes on the innermost tier, or what was there on the first outside it."""
+    if not network:
+        return replace(sent, tier_bytes=(sent.sent_bytes, *(0.0 for _ in sent.tier_bytes[1:])))
+    return replace(sent, tier_bytes=(0.0, sent.fast_bytes + sent.tier_bytes[1], *sent.tier_bytes[2:]))

@@ -35,6 +35,7 @@ def mixed_explanation_report(plan: Plan, found: MixedExplanation, runs: Sequence
         count = len(found.refused_by)
         yield from lines(f"refused by {count} rule{'s' * (count > 1)}", [str(fault) for fault in found.refused_by], style="red")
     if found.estimate is None:
+        yield _changes_table(found)
         return
     yield from mixed_report(replace(plan, estimate=found.estimate), runs)
     yield _loads_table(found)
@@ -64,16 +65,16 @@ def _changes_table(found: MixedExplanation) -> RenderableType:
     """What each change would take: slower, too large, or worth while."""
     if not found.changes:
         return Text("no single change runs on these pools", style="bold")
-    assert found.estimate is not None, "changes are of a strategy with an estimate"
-    now = found.estimate.step_time_seconds
+    now = found.estimate.step_time_seconds if found.estimate is not None else float("inf")
     table = wrapped_table("why this one: single changes, layers and shares else as they are", "change", "step", "vs now", "memory")
     for change in found.changes:
-        versus = f"{change.step_time_seconds / now - 1:+.1%}"
+        versus = f"{change.step_time_seconds / now - 1:+.1%}" if found.estimate is not None else "-"
         memory = f"{format_bytes(change.peak_memory_bytes)}{'' if change.fits else f' of {format_bytes(change.memory_capacity_bytes)}'}"
         table.add_row(change.change, format_seconds(change.step_time_seconds), versus, Text(memory, style="" if change.fits else "red"))
     better = [change for change in found.changes if change.fits and change.step_time_seconds < now]
     too_large = sum(not change.fits for change in found.changes)
-    said = f"{len(better)} of them fit and are faster" if better else "none of them fits and is faster"
+    what = "are faster" if found.estimate is not None else "run"
+    said = f"{len(better)} of them fit and {what}" if better else "none of them fits and is faster"
     table.caption = f"{said}{f'; {too_large} do not fit' if too_large else ''}"
     table.caption_justify = "left"
     return table
