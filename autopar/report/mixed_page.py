@@ -105,7 +105,7 @@ def _best_uniform(subject: MixedSubject) -> str:
     if not known:
         return ""
     seconds, name = min(known)
-    return f"{seconds / subject.plan.estimate.step_time_seconds - 1:+.1%} on {name}, the best uniform plan"
+    return f"{name}, the best uniform plan: {seconds / subject.plan.estimate.step_time_seconds - 1:+.1%}"
 
 
 def _sections(subject: MixedSubject) -> Iterator[Section]:

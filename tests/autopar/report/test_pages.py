@@ -240,7 +240,7 @@ def test_text_and_marks_stand_out_from_their_ground(dark: bool) -> None:
             assert contrast(pair[dark], ink["ground"]) >= 4.5, name
 
 
-@pytest.mark.parametrize("name", ["plan", "estimate", "compare"])
+@pytest.mark.parametrize("name", ["plan", "estimate", "compare", "pools"])
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 def test_a_browser_shows_it_whole_and_without_complaint(browser, pages, tmp_path: Path, name: str, width: int, dark: bool) -> None:
     path = tmp_path / f"{name}.html"
