@@ -36,7 +36,7 @@ def too_many_components(runs: Sequence[HostRun]) -> Iterator[Fault]:
 def notes(runs: Sequence[HostRun]) -> tuple[str, ...]:
     """What to add to the script, and what a cluster has to allow."""
     named = launch_pools.host_names(runs)
-    where = () if named else (f"Say in job.sbatch which nodes each pool has ({', '.join(dict.fromkeys(run.pool for run in runs))}).",)
+    where = (f"Say in job.sbatch which partition each pool is in ({', '.join(dict.fromkeys(run.pool for run in runs))}).",)
     submit = (f"Submit from this folder: job.sbatch looks for {launch.HOSTS_FILE} there.",) if named else ()
     return (*where, *submit, "One srun spans the components: a cluster with disable_hetero_steps in SchedulerParameters refuses it.")
 
@@ -54,8 +54,8 @@ def _components(runs: Sequence[HostRun]) -> Iterator[str]:
     for place, run in enumerate(runs):
         if place:
             yield "#SBATCH hetjob"
-        if not run.names:
-            yield f"# {run.pool}: --partition or --constraint of nodes with {run.gpus_per_node} x {run.cluster.device.name}"
+        partition = "--partition of these hosts" if run.names else "--partition or --constraint of nodes"
+        yield f"# {run.pool}: {partition} with {run.gpus_per_node} x {run.cluster.device.name}"
         yield f"#SBATCH --nodes={run.nodes}"
         yield "#SBATCH --ntasks-per-node=1"
         yield f"#SBATCH --gpus-per-node={run.gpus_per_node}"
