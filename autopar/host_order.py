@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
-from autopar.costmodel.spec.errors import Fault, raise_if
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
 from autopar.costmodel.spec.layout import RankLayout
+from autopar.costmodel.spec.mixed import HostBlock
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.cluster import ClusterSpec
@@ -71,6 +72,22 @@ def host_order(mixed: MixedPlan, strategy: Strategy) -> tuple[HostRun, ...]:
         runs.append(HostRun(pool=name, cluster=pool.cluster, first=first, nodes=ranks // each, names=names))
         first += ranks // each
     return tuple(runs)
+
+
+def with_start_order(mixed: MixedPlan, strategy: Strategy) -> MixedPlan:
+    """``mixed`` with the order of its hosts, for those who read the plan file; without one where there is none."""
+    if len(mixed.lanes) > 1:
+        return mixed
+    try:
+        runs = host_order(mixed, strategy)
+    except InvalidInputError:
+        return mixed
+    ranks = accumulate((run.num_gpus for run in runs), initial=0)
+    blocks = tuple(
+        HostBlock(pool=run.pool, first_node=run.first, nodes=run.nodes, first_rank=rank, gpus_per_node=run.gpus_per_node, names=run.names)
+        for run, rank in zip(runs, ranks, strict=False)
+    )
+    return replace(mixed, start_order=blocks)
 
 
 def _names(pool: PoolSpec) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from autopar.costmodel.mixed_estimate import mixed_estimate
 from autopar.costmodel.pools import MixedProblem, Pool
 from autopar.costmodel.spec.cluster import Hosts
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, raise_if
-from autopar.costmodel.spec.mixed import MixedPlan, PoolSpec, Reference
+from autopar.costmodel.spec.mixed import MixedPlan, MixedStrategy, PoolSpec, Reference
 from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs
+from autopar.host_order import with_start_order
 from autopar.io.hostlist import several
 from autopar.io.pools import PoolFile, Pools, parse_rate, read_pools
 from autopar.mixed_problem import between_link, with_network
@@ -289,20 +290,24 @@ def _plan(asked: MixedQuestion, result: MixedResult, *, top: int, seed: int) -> 
             for each in result.ranked[1:top]
         ),
         autopar_version=__version__,
-        mixed=MixedPlan(
-            pools=tuple(PoolSpec(name=pool.name, cluster=named_cluster(asked, pool)) for pool in problem.pools),
-            between=problem.between.tier,
-            network_of=asked.network_of,
-            lanes=chosen.lanes,
-            seed=seed,
-            references=tuple(
-                Reference(name=each.name, strategy=each.strategy, step_time_seconds=each.step_time_seconds) for each in result.references
-            ),
-        ),
+        mixed=mixed_plan(asked, chosen, seed, result.references),
     )
 
 
-def named_cluster(asked: MixedQuestion, pool: Pool) -> ClusterSpec:
+def mixed_plan(asked: MixedQuestion, chosen: MixedStrategy, seed: int = 0, references: tuple[Reference, ...] = ()) -> MixedPlan:
+    """What a plan file says of ``chosen`` besides its strategy."""
+    said = MixedPlan(
+        pools=tuple(PoolSpec(name=pool.name, cluster=_named_cluster(asked, pool)) for pool in asked.problem.pools),
+        between=asked.problem.between.tier,
+        network_of=asked.network_of,
+        lanes=chosen.lanes,
+        seed=seed,
+        references=references,
+    )
+    return with_start_order(said, chosen.strategy)
+
+
+def _named_cluster(asked: MixedQuestion, pool: Pool) -> ClusterSpec:
     """The pool's cluster with its hosts, where they are named."""
     names = asked.hosts.get(pool.name)
     return replace(pool.problem.cluster, hosts=Hosts(names=names)) if names else pool.problem.cluster

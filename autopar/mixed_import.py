@@ -9,15 +9,14 @@ from autopar import __version__
 from autopar.costmodel.mixed_estimate import mixed_estimate
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, raise_if
 from autopar.costmodel.spec.layout import RankLayout
-from autopar.costmodel.spec.mixed import Lane, MixedPlan, MixedStrategy, PoolSpec
+from autopar.costmodel.spec.mixed import Lane, MixedStrategy
 from autopar.io.pools import PoolFile, Pools, read_pools
-from autopar.mixed import is_cluster, named_cluster, posed, sized
+from autopar.mixed import is_cluster, mixed_plan, posed, sized
 from autopar.search.mixed_rules import mixed_faults
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.plan import Plan
     from autopar.importers.complete import Given
-    from autopar.mixed import MixedQuestion
 
 
 def on_pools(given: Given, pools: Pools | PoolFile) -> tuple[Given, dict[str, int]]:
@@ -76,7 +75,7 @@ def over_pools(plan: Plan, pools: Pools | PoolFile, sizes: dict[str, int], betwe
         plan,
         estimate=mixed_estimate(asked.problem, mixed),
         inputs=replace(inputs, cluster=asked.problem.question.cluster, assumptions=tuple(dict.fromkeys(notes))),
-        mixed=_mixed_plan(asked, mixed),
+        mixed=mixed_plan(asked, mixed),
         autopar_version=__version__,
     )
 
@@ -100,13 +99,3 @@ def _lane(plan: Plan, sizes: dict[str, int]) -> Lane:
     pools = tuple(name for name, size in sizes.items() for _ in range(size // stage))
     count = strategy.num_microbatches(plan.inputs.training.global_batch_size)
     return Lane(pools=pools, data_parallel_size=strategy.data_parallel_size, num_microbatches=count)
-
-
-def _mixed_plan(asked: MixedQuestion, mixed: MixedStrategy) -> MixedPlan:
-    return MixedPlan(
-        pools=tuple(PoolSpec(name=pool.name, cluster=named_cluster(asked, pool)) for pool in asked.problem.pools),
-        between=asked.problem.between.tier,
-        network_of=asked.network_of,
-        lanes=mixed.lanes,
-        seed=0,
-    )

@@ -188,9 +188,25 @@ def _crossing(plan: Plan, target: Exporter, under: Problem, result: Estimate) ->
 
 
 def refused(
-    plan: Plan, target: Exporter, question: Question, broken: tuple[BrokenRule, ...], nearest: Nearest | None, instead: str = ""
+    plan: Plan,
+    target: Exporter,
+    question: Question,
+    broken: tuple[BrokenRule, ...],
+    nearest: Nearest | None,
+    instead: str = "",
+    on: str = "",
 ) -> NoPlanError:
-    """That ``target`` does not take the plan; ``instead`` is what to do where there is no nearest plan."""
+    """That ``target`` does not take the plan.
+
+    Args:
+        plan: that is refused.
+        target: the framework.
+        question: what it was asked.
+        broken: why.
+        nearest: that it takes.
+        instead: what to do where there is no nearest plan.
+        on: where the nearest plan is, of a mixed cluster.
+    """
     reasons = [
         f"{target.name} ({target.version}) does not take this plan: {question.strategy.describe()}",
         *(f"  {rule}" for rule in broken),
@@ -200,7 +216,7 @@ def refused(
     else:
         planned, takes = format_seconds(plan.estimate.step_time_seconds), format_seconds(nearest.step_time_seconds)
         reasons += [
-            f"nearest that it takes: {nearest.strategy.describe()}",
+            f"nearest that it takes: {nearest.strategy.describe()}{on}",
             f"  {changed_fields(question.strategy, nearest.strategy)}",
             f"  {takes} a step and {format_bytes(nearest.peak_memory_bytes)} under {nearest.framework};"
             f" this plan: {planned} under {plan.inputs.framework}; --nearest writes it",

@@ -69,10 +69,11 @@ def export_pools(plan: Plan, target: Exporter, *, take_nearest: bool) -> Export:
     if not (broken := stages.refused_by(target)):
         question = stages.question(plan.strategy)
         return exported(plan, target, question, stages.estimate(target, question))
-    found = min(_taken(stages, target), key=lambda near: near[0].step_time_seconds, default=None)
+    found = _nearest(stages, target)
     plain = stages.unplaced(plan.strategy)
     if found is None or not take_nearest:
-        raise refused(plan, target, plain, broken, found and found[0], _instead(stages, target, broken))
+        on = f" on {found[1].describe()}" if found and found[1] != stages.lane else ""
+        raise refused(plan, target, plain, broken, found and found[0], _instead(stages, target, broken), on)
     nearest, lane = found
     question = stages.question(nearest.strategy, lane)
     return in_place(plan, plain, exported(plan, target, question, stages.estimate(target, question, lane)))
@@ -125,45 +126,47 @@ class _Stages:
         return mixed_estimate(self.under(target, question), MixedStrategy(strategy=question.strategy, lanes=(lane or self.lane,)))
 
 
-def _taken(stages: _Stages, target: Exporter) -> Iterator[tuple[Nearest, Lane]]:
-    """The strategies near the plan's that the framework takes, that no rule refuses and that fit, with the lane of each.
+def _nearest(stages: _Stages, target: Exporter) -> tuple[Nearest, Lane] | None:
+    """The fastest strategy that the framework takes, that no rule refuses and that fits, with its lane; as few changes away as there is one.
 
-    The pipeline stays in its pools: single fields are respelled, or two; the plan's runners-up are tried too.
+    The pipeline stays in its pools: single fields are respelled, then two; then the plan's runners-up are tried.
     """
-    seen = {stages.plan.strategy}
-    for strategy, lane in _near(stages):
-        if strategy in seen:
-            continue
-        seen.add(strategy)
-        try:
-            if stages.refused_by(target, strategy, lane):
-                continue
-            question = stages.question(strategy, lane)
-            problem = stages.under(target, question)
-            if mixed_faults(problem, MixedStrategy(strategy=question.strategy, lanes=(lane,))):
-                continue
-            result = stages.estimate(target, question, lane)
-        except AutoparError:
-            continue
-        if result.fits:
-            yield (
-                Nearest(
-                    strategy=question.strategy,
-                    framework=problem.question.framework.id,
-                    step_time_seconds=result.step_time_seconds,
-                    peak_memory_bytes=result.peak_memory_bytes,
-                ),
-                lane,
-            )
-
-
-def _near(stages: _Stages) -> Iterator[tuple[Strategy, Lane]]:
     once = list(_one_change(stages, stages.plan.strategy))
-    yield from ((strategy, stages.lane) for strategy in once)
-    yield from ((strategy, stages.lane) for between in once for strategy in _one_change(stages, between))
-    for other in stages.plan.alternatives:
-        if len(other.lanes) == 1 and len(set(other.lanes[0].pools)) > 1:
-            yield other.strategy, other.lanes[0]
+    twice = [strategy for between in once for strategy in _one_change(stages, between)]
+    others = [(other.strategy, other.lanes[0]) for other in stages.plan.alternatives if _is_staged(other.lanes)]
+    for near in ([(each, stages.lane) for each in once], [(each, stages.lane) for each in twice], others):
+        found = [taken for strategy, lane in dict.fromkeys(near) if (taken := _taken(stages, target, strategy, lane)) is not None]
+        if found:
+            return min(found, key=lambda each: each[0].step_time_seconds)
+    return None
+
+
+def _is_staged(lanes: tuple[Lane, ...]) -> bool:
+    """Whether one pipeline runs through several pools."""
+    return len(lanes) == 1 and len(set(lanes[0].pools)) > 1
+
+
+def _taken(stages: _Stages, target: Exporter, strategy: Strategy, lane: Lane) -> tuple[Nearest, Lane] | None:
+    """What ``strategy`` takes under the framework; None where that does not take it, a rule refuses it, or it does not fit."""
+    try:
+        if stages.refused_by(target, strategy, lane):
+            return None
+        question = stages.question(strategy, lane)
+        problem = stages.under(target, question)
+        if mixed_faults(problem, MixedStrategy(strategy=question.strategy, lanes=(lane,))):
+            return None
+        result = stages.estimate(target, question, lane)
+    except AutoparError:
+        return None
+    if not result.fits:
+        return None
+    nearest = Nearest(
+        strategy=question.strategy,
+        framework=problem.question.framework.id,
+        step_time_seconds=result.step_time_seconds,
+        peak_memory_bytes=result.peak_memory_bytes,
+    )
+    return nearest, lane
 
 
 def _one_change(stages: _Stages, strategy: Strategy) -> Iterator[Strategy]:
@@ -263,7 +266,7 @@ def _runners_up(plan: Plan, target: Exporter) -> Iterator[tuple[tuple[Lane, ...]
     """The runners-up of stages over several pools that ``target`` takes, as exports, the fastest first."""
     assert plan.mixed is not None, "asked of plans for a mixed cluster"
     for each in plan.alternatives:
-        if len(each.lanes) == 1 and len(set(each.lanes[0].pools)) > 1:
+        if _is_staged(each.lanes):
             other = replace(plan, strategy=each.strategy, mixed=replace(plan.mixed, lanes=each.lanes), alternatives=())
             other = replace(other, estimate=estimate_of(other))
             with contextlib.suppress(NoPlanError):

@@ -8,10 +8,11 @@ from typing import Any
 
 from autopar.costmodel.mixed_estimate import mixed_estimate
 from autopar.costmodel.spec.cluster import Hosts
-from autopar.costmodel.spec.mixed import Lane, MixedPlan, MixedStrategy, PoolSpec, Reference
+from autopar.costmodel.spec.mixed import Lane, MixedStrategy, Reference
 from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs, SearchSummary
 from autopar.costmodel.spec.strategy import Strategy
-from autopar.mixed import MixedQuestion, posed
+from autopar.host_order import with_start_order
+from autopar.mixed import MixedQuestion, mixed_plan, posed
 
 STAGED = Strategy(
     tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=4, data_parallel_size=4, pipeline_layers=(5, 4, 12, 11)
@@ -55,12 +56,9 @@ def plan_of(asked: MixedQuestion, mixed: MixedStrategy, *others: MixedStrategy) 
             for other, result in zip(others, estimates[1:], strict=True)
         ),
         autopar_version="0.1.0",
-        mixed=MixedPlan(
-            pools=tuple(PoolSpec(name=pool.name, cluster=pool.problem.cluster) for pool in problem.pools),
-            between=problem.between.tier,
-            network_of=asked.network_of,
-            lanes=mixed.lanes,
-            seed=0,
+        mixed=mixed_plan(
+            asked,
+            mixed,
             references=(
                 Reference(name="h100 alone", strategy=STAGED, step_time_seconds=2 * estimates[0].step_time_seconds),
                 Reference(name="a100-40gb alone", strategy=None, step_time_seconds=None),
@@ -84,7 +82,7 @@ def named(plan: Plan, names: dict[str, tuple[str, ...]] = NAMES) -> Plan:
     """``plan`` with the hosts of its pools."""
     assert plan.mixed is not None
     pools = tuple(replace(pool, cluster=replace(pool.cluster, hosts=Hosts(names=names[pool.name]))) for pool in plan.mixed.pools)
-    return replace(plan, mixed=replace(plan.mixed, pools=pools))
+    return replace(plan, mixed=with_start_order(replace(plan.mixed, pools=pools), plan.strategy))
 
 
 def replicas() -> Plan:

@@ -24,6 +24,7 @@ from autopar.exporters.export import export
 from autopar.exporters.pools import UNEQUAL, who_runs_it
 from autopar.host_order import host_order, order_text
 from autopar.interchange import import_plan
+from autopar.io.plan_file import dump_plan, parse_plan
 from autopar.mixed_problem import mixed_of
 from tests.autopar.mixed_plans import STAGED, alone, named, on, plan_of, question, replicas, staged
 
@@ -222,6 +223,17 @@ def test_ranks_are_on_gpus_of_the_pool_that_their_stage_is_in() -> None:
         assert on_pool == [mixed.lanes[0].pools[ranks.coordinates(rank)["pp"]] for rank in range(strategy.world_size)]
         assert [run.first for run in runs] == [sum(run.nodes for run in runs[:place]) for place in range(len(runs))]
     assert order_text(host_order(base.mixed, STAGED)) == "nodes 0 to 1 are a100-40gb (2 x dgx-a100-40gb), nodes 2 to 3 h100 (2 x dgx-h100)"
+
+
+def test_the_plan_file_says_the_order_of_hosts() -> None:
+    plan = named(staged())
+    assert plan.mixed is not None
+    told = [(block.pool, block.first_node, block.nodes, block.first_rank, block.names) for block in plan.mixed.start_order]
+    assert told == [("a100-40gb", 0, 2, 0, ("old07", "old03")), ("h100", 2, 2, 16, ("fast1", "fast2"))]
+    assert parse_plan(dump_plan(plan)) == plan
+    for other in (replicas(), staged(rank_order=RankOrder.TP_CP_PP_DP)):
+        assert other.mixed is not None
+        assert other.mixed.start_order == ()
 
 
 def test_a_node_in_two_pools_is_refused_with_the_order_that_has_none() -> None:
