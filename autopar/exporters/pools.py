@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from autopar.costmodel.mixed_estimate import mixed_estimate
 from autopar.costmodel.spec.errors import AutoparError, Fault, InvalidInputError, NoPlanError
 from autopar.costmodel.spec.mixed import Lane, MixedStrategy
+from autopar.costmodel.spec.schedule import stage_holders
 from autopar.costmodel.spec.strategy import PipelineSchedule
 from autopar.costmodel.spec.units import format_seconds
 from autopar.host_order import host_order
@@ -127,9 +128,9 @@ class _Stages:
 
 
 def _nearest(stages: _Stages, target: Exporter) -> tuple[Nearest, Lane] | None:
-    """The fastest strategy that the framework takes, that no rule refuses and that fits, with its lane; as few changes away as there is one.
+    """The fastest strategy that the framework takes, that no rule refuses and that fits, with its lane.
 
-    The pipeline stays in its pools: single fields are respelled, then two; then the plan's runners-up are tried.
+    As few changes away as there is one. The pipeline stays in its pools: single fields are respelled, then two; then the plan's runners-up are tried.
     """
     once = list(_one_change(stages, stages.plan.strategy))
     twice = [strategy for between in once for strategy in _one_change(stages, between)]
@@ -170,16 +171,24 @@ def _taken(stages: _Stages, target: Exporter, strategy: Strategy, lane: Lane) ->
 
 
 def _one_change(stages: _Stages, strategy: Strategy) -> Iterator[Strategy]:
-    """Changes of one field that keep every stage on its GPUs; of virtual stages each rank keeps its layers."""
+    """Changes of one field that keep every stage on its GPUs, each rank with its layers."""
     yield replace(strategy, sequence_parallel=False)
-    if strategy.virtual_pipeline_stages > 1 and strategy.pipeline_schedule is PipelineSchedule.INTERLEAVED:
-        ranks, layers = strategy.pipeline_parallel_size, stages.unplaced(strategy).layers
-        held = tuple(sum(layers[rank::ranks]) for rank in range(ranks))
-        plain = {"pipeline_schedule": PipelineSchedule.ONE_F_ONE_B, "virtual_pipeline_stages": 1, "pipeline_layers": held}
-        yield replace(strategy, **plain)  # type: ignore[arg-type]
-    for candidate in respelled(stages.unplaced(strategy), strategy):
-        if candidate.pipeline_layers:
-            yield candidate
+    yield from _rescheduled(strategy, stages.unplaced(strategy).layers)
+    yield from (candidate for candidate in respelled(stages.unplaced(strategy), strategy) if candidate.pipeline_layers)
+
+
+def _rescheduled(strategy: Strategy, layers: tuple[int, ...]) -> Iterator[Strategy]:
+    """Plain 1F1B, and interleaved where ranks have several stages: each rank with the layers it has."""
+    ranks, virtual = strategy.pipeline_parallel_size, strategy.virtual_pipeline_stages
+    holders = stage_holders(strategy.pipeline_schedule, ranks, virtual)
+    held = [[count for count, holder in zip(layers, holders, strict=False) if holder == rank] for rank in range(ranks)]
+    if sum(map(len, held)) != len(holders) or strategy.stage_recompute_layers:
+        return
+    plain = {"pipeline_schedule": PipelineSchedule.ONE_F_ONE_B, "virtual_pipeline_stages": 1, "pipeline_layers": tuple(map(sum, held))}
+    yield replace(strategy, **plain)  # type: ignore[arg-type]
+    if virtual > 1:
+        dealt = tuple(held[rank][chunk] for chunk in range(virtual) for rank in range(ranks))
+        yield replace(strategy, pipeline_schedule=PipelineSchedule.INTERLEAVED, pipeline_layers=dealt)
 
 
 def _instead(stages: _Stages, target: Exporter, broken: Sequence[BrokenRule]) -> str:

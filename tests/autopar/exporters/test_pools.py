@@ -184,6 +184,17 @@ def test_the_nearest_plan_keeps_every_stage_in_its_pool() -> None:
     assert done.estimate == mixed_estimate(replace(problem, pools=pools), replace(mixed, strategy=done.strategy))
 
 
+def test_another_schedule_leaves_each_rank_its_layers() -> None:
+    """Under a V schedule the first rank has the first and the last stage; interleaved it has the first and the fifth."""
+    changes = {"virtual_pipeline_stages": 2, "pipeline_schedule": PipelineSchedule.ZERO_BUBBLE}
+    plan = staged(**changes, pipeline_layers=(3, 2, 6, 6, 5, 6, 2, 2))
+    with pytest.raises(NoPlanError, match="schedule=interleaved_1f1b") as error:
+        export(plan, "megatron-lm")
+    answer: Any = error.value.answer
+    split = answer.nearest.strategy.pipeline_layers
+    assert split == ((3, 2, 6, 6, 2, 2, 6, 5) if answer.nearest.strategy.virtual_pipeline_stages == 2 else (5, 4, 12, 11))
+
+
 def test_virtual_stages_become_one_with_the_layers_of_their_rank() -> None:
     changes = {"virtual_pipeline_stages": 2, "pipeline_schedule": PipelineSchedule.INTERLEAVED}
     plan = staged(**changes, pipeline_layers=(2, 2, 6, 6, 3, 2, 6, 5))
