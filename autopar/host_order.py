@@ -82,12 +82,16 @@ def with_start_order(mixed: MixedPlan, strategy: Strategy) -> MixedPlan:
         runs = host_order(mixed, strategy)
     except InvalidInputError:
         return mixed
+    return replace(mixed, start_order=blocks_of(runs))
+
+
+def blocks_of(runs: Sequence[HostRun]) -> tuple[HostBlock, ...]:
+    """``runs`` as files have them."""
     ranks = accumulate((run.num_gpus for run in runs), initial=0)
-    blocks = tuple(
+    return tuple(
         HostBlock(pool=run.pool, first_node=run.first, nodes=run.nodes, first_rank=rank, gpus_per_node=run.gpus_per_node, names=run.names)
         for run, rank in zip(runs, ranks, strict=False)
     )
-    return replace(mixed, start_order=blocks)
 
 
 def _names(pool: PoolSpec) -> tuple[str, ...]:

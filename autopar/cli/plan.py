@@ -35,6 +35,7 @@ Examples:
   autopar plan --model llama3-8b --gpus 64 --pareto time,gpus,cost --price 2.5 --plot front.svg
   autopar plan --model gpt-175b --gpus 1024 --mtbf-node 4000h --checkpoint-seconds 60
   autopar plan --model llama3-70b --pool h100=64 a100-40gb=64 --between 25GB/s
+  autopar plan --model llama3-70b --cluster mixed.toml --pools-as stages -o mixed.json
   autopar plan --improve plan.json --measured 14.2s -o better.json
 
 \b

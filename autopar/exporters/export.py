@@ -9,10 +9,11 @@ from autopar.costmodel.estimate import estimate
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.errors import Fault, NoPlanError
 from autopar.costmodel.spec.estimate import Estimate
+from autopar.costmodel.spec.mixed import HostBlock
 from autopar.costmodel.spec.plan import Plan
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.units import format_bytes, format_seconds
-from autopar.host_order import order_text
+from autopar.host_order import blocks_of, order_text
 from autopar.mixed_problem import on_one_pool
 from autopar.request import problem_of
 from autopar.search.feasibility import RULES
@@ -39,6 +40,8 @@ class Export:
     """Under the framework's own execution profile."""
     replaces: Strategy | None = None
     """The plan's strategy, where the files are those of the nearest one that the framework takes."""
+    start_order: tuple[HostBlock, ...] = ()
+    """Of a mixed cluster: in which order its hosts start."""
     schema_version: str = EXPORT_SCHEMA_VERSION
 
 
@@ -129,6 +132,7 @@ def exported(plan: Plan, target: Exporter, question: Question, result: Estimate 
         files=(*target.files(question, header_lines(target, question, result, notes)), *_hosts(question)),
         notes=notes,
         estimate=result,
+        start_order=blocks_of(question.hosts),
     )
 
 

@@ -130,7 +130,8 @@ class _Stages:
 def _nearest(stages: _Stages, target: Exporter) -> tuple[Nearest, Lane] | None:
     """The fastest strategy that the framework takes, that no rule refuses and that fits, with its lane.
 
-    As few changes away as there is one. The pipeline stays in its pools: single fields are respelled, then two; then the plan's runners-up are tried.
+    As few changes away as there is one. The pipeline stays in its pools: single fields are respelled, then two; the plan's runners-up
+    come last.
     """
     once = list(_one_change(stages, stages.plan.strategy))
     twice = [strategy for between in once for strategy in _one_change(stages, between)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.layout import RankLayout
 from autopar.costmodel.spec.strategy import RankOrder, Strategy
+from autopar.host_order import blocks_of
 from autopar.io.hostlist import fold_hosts
 
 from . import launch, slurm_pools
@@ -178,10 +178,15 @@ def ranks_file(question: Question) -> ExportedFile:
 
 def _runs(question: Question) -> list[dict[str, str | int]]:
     """The hosts of every pool in the order of ranks, with the first rank on them."""
-    firsts = accumulate((run.num_gpus for run in question.hosts), initial=0)
     return [
-        {"pool": run.pool, "device": run.cluster.device.id, "first_rank": first, "nodes": run.nodes, "gpus_per_node": run.gpus_per_node}
-        for run, first in zip(question.hosts, firsts, strict=False)
+        {
+            "pool": block.pool,
+            "device": run.cluster.device.id,
+            "first_rank": block.first_rank,
+            "nodes": block.nodes,
+            "gpus_per_node": block.gpus_per_node,
+        }
+        for run, block in zip(question.hosts, blocks_of(question.hosts), strict=True)
     ]
 
 

@@ -242,6 +242,7 @@ def test_the_plan_file_says_the_order_of_hosts() -> None:
     told = [(block.pool, block.first_node, block.nodes, block.first_rank, block.names) for block in plan.mixed.start_order]
     assert told == [("a100-40gb", 0, 2, 0, ("old07", "old03")), ("h100", 2, 2, 16, ("fast1", "fast2"))]
     assert parse_plan(dump_plan(plan)) == plan
+    assert export(plan, "torchrun").start_order == plan.mixed.start_order
     for other in (replicas(), staged(rank_order=RankOrder.TP_CP_PP_DP)):
         assert other.mixed is not None
         assert other.mixed.start_order == ()
