@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 from autopar.costmodel.mixed_estimate import mixed_estimate
 from autopar.costmodel.pools import Between, MixedProblem, Pool
-from autopar.costmodel.spec.errors import Fault, InvalidInputError
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, raise_if
 from autopar.costmodel.spec.mixed import MixedStrategy
 from autopar.request import problem_from, resized
+from autopar.search.mixed_rules import mixed_faults
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
     from autopar.costmodel.spec.cluster import LinkTier
     from autopar.costmodel.spec.estimate import Estimate
+    from autopar.costmodel.spec.mixed import MixedPlan
     from autopar.costmodel.spec.plan import Plan
 
 
@@ -28,6 +30,7 @@ def mixed_of(plan: Plan) -> tuple[MixedProblem, MixedStrategy]:
     """
     if plan.mixed is None:
         raise InvalidInputError(Fault(field="plan", given="a plan for one kind of GPU", required="a plan for a mixed cluster"))
+    raise_if(_unknown_pools(plan.mixed))
     clusters = {pool.name: replace(pool.cluster, hosts=None) for pool in plan.mixed.pools}
     problems = {name: problem_from(replace(plan.inputs, cluster=cluster)) for name, cluster in clusters.items()}
     named = problems[plan.mixed.network_of]
@@ -37,9 +40,36 @@ def mixed_of(plan: Plan) -> tuple[MixedProblem, MixedStrategy]:
     return problem, MixedStrategy(strategy=plan.strategy, lanes=plan.mixed.lanes)
 
 
+def _unknown_pools(mixed: MixedPlan) -> list[Fault]:
+    """Names in a plan file that are none of its pools, or of two of them."""
+    known = [pool.name for pool in mixed.pools]
+    required = f"one of the file's pools, {', '.join(known)}"
+    faults = [
+        Fault(field=f"$.mixed.lanes[{place}].pools", given=name, required=required)
+        for place, lane in enumerate(mixed.lanes)
+        for name in dict.fromkeys(lane.pools)
+        if name not in known
+    ]
+    if mixed.network_of not in known:
+        faults.append(Fault(field="$.mixed.network_of", given=mixed.network_of, required=required))
+    if len(set(known)) < len(known):
+        faults.append(Fault(field="$.mixed.pools", given=", ".join(known), required="each pool has a name of its own"))
+    return faults
+
+
 def estimate_of(plan: Plan) -> Estimate:
-    """The estimate of a plan for a mixed cluster, by this release."""
-    return mixed_estimate(*mixed_of(plan))
+    """The estimate of a plan for a mixed cluster, by this release.
+
+    Raises:
+        NoPlanError: a rule refuses the strategy on these pools.
+    """
+    from autopar.no_plan import NoPlan
+
+    problem, mixed = mixed_of(plan)
+    if refused := mixed_faults(problem, mixed):
+        lines = (f"this strategy is refused: {mixed.describe()}", *(f"  {fault}" for fault in refused))
+        raise NoPlanError("\n".join(lines), NoPlan(reasons=lines, faults=refused, strategy=mixed.strategy))
+    return mixed_estimate(problem, mixed)
 
 
 def unequal_faults(plan: Plan) -> tuple[Fault, ...]:
@@ -65,6 +95,7 @@ def on_one_pool(plan: Plan) -> Plan | None:
     """``plan`` as one for a single kind of GPU, where it uses one pool alone; None where it uses several, or is no plan over pools."""
     if plan.mixed is None:
         return None
+    raise_if(_unknown_pools(plan.mixed))
     used = MixedStrategy(strategy=plan.strategy, lanes=plan.mixed.lanes).pools
     if len(used) > 1:
         return None

@@ -77,11 +77,12 @@ def _print_mixed(ctx: click.Context, plan: Plan, as_json: bool, options: dict[st
     """The estimate of a plan for a mixed cluster, by this release."""
     from autopar.api import estimate
 
-    from .output import print_json, print_report
+    from .output import answering, print_json, print_report
 
     if options["figures"] is not None:
         raise click.UsageError("a plan for a mixed cluster has no --figures yet: leave that out", ctx)
-    result = estimate(plan)
+    with answering(as_json):
+        result = estimate(plan)
     write_mixed(options, replace(plan, estimate=result))
     if as_json:
         print_json(result)

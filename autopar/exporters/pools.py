@@ -20,7 +20,7 @@ from autopar.costmodel.spec.units import format_seconds
 from autopar.host_order import host_order
 from autopar.mixed_problem import estimate_of, mixed_of, on_one_pool
 from autopar.request import problem_of
-from autopar.search.mixed_rules import mixed_faults
+from autopar.search.mixed_rules import MIXED_RULES, mixed_faults
 from autopar.search.pool_space import whole_problem
 
 from . import exporter, exporter_names
@@ -112,8 +112,11 @@ class _Stages:
 
     def refused_by(self, target: Exporter, strategy: Strategy | None = None, lane: Lane | None = None) -> tuple[BrokenRule, ...]:
         """Why ``target`` does not take ``strategy``, the plan's own if left out; empty where it does."""
+        strategy = strategy or self.plan.strategy
         try:
-            return broken_rules(target, self.question(strategy or self.plan.strategy, lane))
+            mixed = MixedStrategy(strategy=strategy, lanes=(lane or self.lane,))
+            unsound = [fault for rule in MIXED_RULES for fault in rule.check(self.problem, mixed)]
+            return inexpressible(unsound) or broken_rules(target, self.question(strategy, lane))
         except InvalidInputError as error:
             return inexpressible(error.faults)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import autopar
 from autopar.costmodel.mixed_estimate import mixed_estimate
+from autopar.costmodel.spec.errors import InvalidInputError, NoPlanError
 from autopar.costmodel.spec.mixed import MixedStrategy
 from autopar.costmodel.spec.plan import Plan
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute
@@ -114,3 +117,24 @@ def test_the_runtime_takes_stages_and_no_replicas() -> None:
     (fault,) = unequal_faults(replicas())
     assert "12 on h100, 4 on a100-40gb" in str(fault)
     assert "--pools-as stages" in fault.fix
+
+
+def test_a_file_that_names_pools_it_does_not_have_is_told_all_at_once() -> None:
+    plan = staged()
+    assert plan.mixed is not None
+    lanes = (replace(plan.mixed.lanes[0], pools=("h100", "h100", "gone", "gone")),)
+    odd = replace(plan, mixed=replace(plan.mixed, lanes=lanes, network_of="lost", pools=(*plan.mixed.pools, plan.mixed.pools[0])))
+    asked = (mixed_of, on_one_pool, autopar.estimate, autopar.explain, lambda each: autopar.export(each, "megatron-lm"))
+    for ask in asked:
+        with pytest.raises(InvalidInputError) as error:
+            ask(odd)  # type: ignore[operator]
+        assert [fault.field for fault in error.value.faults] == ["$.mixed.lanes[0].pools", "$.mixed.network_of", "$.mixed.pools"]
+
+
+def test_an_estimate_or_export_of_what_makes_no_batch_is_refused() -> None:
+    plan = staged()
+    assert plan.mixed is not None
+    odd = replace(plan, mixed=replace(plan.mixed, lanes=(replace(plan.mixed.lanes[0], num_microbatches=3),)))
+    for ask in (autopar.estimate, lambda each: autopar.export(each, "torchrun")):
+        with pytest.raises(NoPlanError, match="48 sequences: the global batch is 64"):
+            ask(odd)
