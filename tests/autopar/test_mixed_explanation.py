@@ -136,5 +136,5 @@ def test_an_estimate_or_export_of_what_makes_no_batch_is_refused() -> None:
     assert plan.mixed is not None
     odd = replace(plan, mixed=replace(plan.mixed, lanes=(replace(plan.mixed.lanes[0], num_microbatches=3),)))
     for ask in (autopar.estimate, lambda each: autopar.export(each, "torchrun")):
-        with pytest.raises(NoPlanError, match="48 sequences: the global batch is 64"):
+        with pytest.raises(NoPlanError, match="12 sequences: the global batch is 64"):
             ask(odd)
