@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from autopar.costmodel.mixed import lane_strategy
 from autopar.costmodel.mixed_estimate import mixed_estimate
 from autopar.costmodel.pools import Between, MixedProblem, Pool
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, raise_if
@@ -101,7 +102,8 @@ def on_one_pool(plan: Plan) -> Plan | None:
         return None
     (cluster,) = (pool.cluster for pool in plan.mixed.pools if pool.name == used[0])
     others = tuple(each for each in plan.alternatives if {name for lane in each.lanes for name in lane.pools} == set(used))
-    return replace(plan, mixed=None, inputs=replace(plan.inputs, cluster=cluster), alternatives=others)
+    strategy = lane_strategy(plan.strategy, plan.mixed.lanes[0])
+    return replace(plan, strategy=strategy, mixed=None, inputs=replace(plan.inputs, cluster=cluster), alternatives=others)
 
 
 def between_link(tier: LinkTier, problem: Problem, like: str) -> Between:

@@ -214,11 +214,9 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
 
 def _has_pools(cluster: str | None) -> bool:
     """Whether ``--cluster`` is a file with pools."""
-    if cluster is None or not cluster.endswith((".toml", ".json")):
-        return False
-    from autopar.catalog.hardware import has_pools
+    from autopar.api import pools_of_file
 
-    return has_pools(cluster)
+    return cluster is not None and pools_of_file(cluster) is not None
 
 
 def _end(ctx: click.Context, found: Plan, output: str | None) -> None:

@@ -96,8 +96,11 @@ def in_place(plan: Plan, question: Question, done: Export) -> Export:
     return replace(done, replaces=plan.strategy, notes=(said, *done.notes))
 
 
-_ANYWHERE = ("world_size", "layer_in_every_stage", "pipeline_layers", "global_batch_divides", "micro_batch_divides", "virtual_stages")
-"""Rules of the search that hold under every framework."""
+_ANYWHERE = (
+    "world_size", "layer_in_every_stage", "pipeline_layers", "global_batch_divides", "micro_batch_divides", "virtual_stages",
+    "recomputed_stages",
+)  # fmt: skip
+"""Rules of the search that hold under every framework; counts of recomputed layers by stage need one that has them."""
 
 
 def broken_rules(target: Exporter, question: Question) -> tuple[BrokenRule, ...]:

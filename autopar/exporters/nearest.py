@@ -120,6 +120,8 @@ def respelled(question: Question, strategy: Strategy) -> Iterator[Strategy]:
         yield replace(strategy, context_parallel_kind=kind)
     yield replace(strategy, expert_tensor_parallel_size=1)
     yield replace(strategy, shard_group_size=0)
+    if strategy.stage_recompute_layers:
+        yield replace(strategy, stage_recompute_layers=())
     if strategy.recompute is Recompute.FULL:
         step = strategy.virtual_pipeline_stages
         yield replace(strategy, num_recompute_layers=0)

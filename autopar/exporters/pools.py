@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from autopar.costmodel.mixed import lane_strategy
 from autopar.costmodel.mixed_estimate import mixed_estimate
 from autopar.costmodel.spec.errors import AutoparError, Fault, InvalidInputError, NoPlanError
 from autopar.costmodel.spec.mixed import Lane, MixedStrategy
@@ -68,16 +69,24 @@ def export_pools(plan: Plan, target: Exporter, *, take_nearest: bool) -> Export:
         return _in_place_of_replicas(plan, target, take_nearest=take_nearest)
     stages = _Stages.of(plan)
     if not (broken := stages.refused_by(target)):
-        question = stages.question(plan.strategy)
+        question = stages.question(target, stages.plan.strategy)
         return exported(plan, target, question, stages.estimate(target, question))
     found = _nearest(stages, target)
-    plain = stages.unplaced(plan.strategy)
+    plain = stages.unplaced(stages.plan.strategy)
     if found is None or not take_nearest:
         on = f" on {found[1].describe()}" if found and found[1] != stages.lane else ""
         raise refused(plan, target, plain, broken, found and found[0], _instead(stages, target, broken), on)
     nearest, lane = found
-    question = stages.question(nearest.strategy, lane)
+    question = stages.question(target, nearest.strategy, lane)
     return in_place(plan, plain, exported(plan, target, question, stages.estimate(target, question, lane)))
+
+
+def _as_its_lane(plan: Plan) -> Plan:
+    """``plan`` with its lane's recomputation as the strategy's."""
+    assert plan.mixed is not None, "asked of plans for a mixed cluster"
+    (lane,) = plan.mixed.lanes
+    plain = replace(plan.mixed, lanes=(replace(lane, stage_recompute_layers=()),))
+    return replace(plan, strategy=lane_strategy(plan.strategy, lane), mixed=plain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +101,7 @@ class _Stages:
 
     @classmethod
     def of(cls, plan: Plan) -> _Stages:
+        plan = _as_its_lane(plan)
         problem, mixed = mixed_of(plan)
         whole = whole_problem(problem, tuple(problem.place(name) for name in mixed.pools))
         return cls(plan=plan, problem=problem, whole=whole, lane=mixed.lanes[0])
@@ -100,15 +110,19 @@ class _Stages:
         """``strategy`` as exporters work on it, without hosts."""
         return Question.of(self.whole, strategy)
 
-    def question(self, strategy: Strategy, lane: Lane | None = None) -> Question:
-        """``strategy`` as exporters work on it, with its hosts in the order of ranks.
+    def kept(self, target: Exporter) -> tuple[str, ...]:
+        """Settings that the plan was imported with from the same framework."""
+        return self.plan.inputs.kept_settings if self.plan.inputs.imported_from == target.name else ()
+
+    def question(self, target: Exporter, strategy: Strategy, lane: Lane | None = None) -> Question:
+        """``strategy`` as ``target`` works on it, with its hosts in the order of ranks.
 
         Raises:
             InvalidInputError: the ranks of a node would be in two pools.
         """
         assert self.plan.mixed is not None, "asked of plans for a mixed cluster"
         on = replace(self.plan.mixed, lanes=(lane or self.lane,))
-        return replace(self.unplaced(strategy), hosts=host_order(on, strategy))
+        return replace(self.unplaced(strategy), hosts=host_order(on, strategy), kept=self.kept(target))
 
     def refused_by(self, target: Exporter, strategy: Strategy | None = None, lane: Lane | None = None) -> tuple[BrokenRule, ...]:
         """Why ``target`` does not take ``strategy``, the plan's own if left out; empty where it does."""
@@ -116,7 +130,7 @@ class _Stages:
         try:
             mixed = MixedStrategy(strategy=strategy, lanes=(lane or self.lane,))
             unsound = [fault for rule in MIXED_RULES for fault in rule.check(self.problem, mixed)]
-            return inexpressible(unsound) or broken_rules(target, self.question(strategy, lane))
+            return inexpressible(unsound) or broken_rules(target, self.question(target, strategy, lane))
         except InvalidInputError as error:
             return inexpressible(error.faults)
 
@@ -156,7 +170,7 @@ def _taken(stages: _Stages, target: Exporter, strategy: Strategy, lane: Lane) ->
     try:
         if stages.refused_by(target, strategy, lane):
             return None
-        question = stages.question(strategy, lane)
+        question = stages.question(target, strategy, lane)
         problem = stages.under(target, question)
         if mixed_faults(problem, MixedStrategy(strategy=question.strategy, lanes=(lane,))):
             return None
@@ -255,7 +269,7 @@ def _in_place_of_replicas(plan: Plan, target: Exporter, *, take_nearest: bool) -
         lanes, done = found
         nearest = Nearest(
             strategy=done.strategy,
-            framework=target.profile(Question.of(_Stages.of(plan).whole, done.strategy)).id,
+            framework=target.profile(Question.of(mixed_of(plan)[0].question, done.strategy)).id,
             step_time_seconds=done.estimate.step_time_seconds,
             peak_memory_bytes=done.estimate.peak_memory_bytes,
         )

@@ -18,7 +18,7 @@ from autopar.costmodel.mixed_estimate import mixed_estimate
 from autopar.costmodel.spec.errors import InvalidInputError, NoPlanError
 from autopar.costmodel.spec.layout import RankLayout
 from autopar.costmodel.spec.plan import Plan
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute
 from autopar.exporters import exporter_names
 from autopar.exporters.export import export
 from autopar.exporters.pools import UNEQUAL, who_runs_it
@@ -255,6 +255,31 @@ def test_a_node_in_two_pools_is_refused_with_the_order_that_has_none() -> None:
     assert plan.mixed is not None
     with pytest.raises(InvalidInputError, match="do not fill them"):
         host_order(plan.mixed, plan.strategy)
+
+
+def test_recomputation_by_stage_goes_where_it_is_understood() -> None:
+    """The strategy's counts or the lane's, which are the same; autopar's own runtime has them, Megatron one number for all stages."""
+    counts = {"recompute": Recompute.FULL, "stage_recompute_layers": (5, 4, 0, 0)}
+    asked = question()
+    pools = tuple(replace(pool, problem=replace(pool.problem, framework=framework("autopar"))) for pool in asked.problem.pools)
+    asked = replace(asked, problem=replace(asked.problem, pools=pools))
+    own = plan_of(asked, on(replace(STAGED, **counts)))
+    plain = on(replace(STAGED, recompute=Recompute.FULL))
+    lanes = plan_of(asked, replace(plain, lanes=(replace(plain.lanes[0], stage_recompute_layers=(5, 4, 0, 0)),)))
+    for plan in (own, lanes):
+        done = export(plan, "torchrun")
+        assert "AUTOPAR_STAGE_RECOMPUTE_LAYERS=5,4,0,0" in done.files[0].text
+        assert done.estimate == plan.estimate
+        with pytest.raises(NoPlanError, match="stage_recompute_layers") as error:
+            export(plan, "megatron-lm")
+        answer: Any = error.value.answer
+        assert answer.nearest.strategy == replace(STAGED, recompute=Recompute.FULL)
+
+
+def test_flags_of_an_imported_script_go_out_again(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(export(staged(), "megatron-lm").files[0].text.replace("--lr 0.0001", "--lr 0.0003"))
+    back = import_plan(tmp_path / "train.sh", "megatron-lm", pools={"a100-40gb": 16, "h100": 16}, between="25GB/s")
+    assert "--lr 0.0003" in export(back, "megatron-lm").files[0].text
 
 
 def test_settings_are_those_that_every_device_has() -> None:
