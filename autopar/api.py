@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
     from autopar.frontier import ParetoFront
+    from autopar.io.pools import PoolFile
+    from autopar.mixed_explanation import MixedExplanation
     from autopar.perturbation import WhatIf
     from autopar.search import Progress
     from autopar.sizing import Sizing
@@ -93,7 +95,7 @@ def plan(
         time_limit: seconds, or ``"30s"``: the best of what was seen by then.
         progress: told how far the search is, some ten times a second.
         pools: in place of a cluster: GPUs of several types, ``{"h100": 64, "a100-40gb": 64}``. Stages are sized to their device and
-            micro-batches to the speed of a replica, whichever is faster.
+            micro-batches to the speed of a replica, whichever is faster. A cluster file with ``[[pools]]`` says the same.
         between: bytes/s of a GPU between pools, one direction, or ``"25GB/s"``; the slower pool's network if left out.
         pools_as: ``stages`` (one pipeline runs through the pools), ``replicas`` (each pool has its own, with micro-batches by speed: no
             framework runs it) or ``any``.
@@ -111,12 +113,15 @@ def plan(
     """
     from autopar.planning import LOOKED_AT, nothing_fits, planned, replaced, searched, sure_enough
 
-    if pools is not None:
+    of_file = pools_of_file(inputs.get("cluster")) if pools is None else None
+    if pools is not None or of_file is not None:
         from autopar.mixed import plan_pools
 
+        if of_file is not None:
+            inputs.pop("cluster")
         return plan_pools(
             model,
-            pools,
+            pools or of_file or (),
             between,
             (fix, maximum, minimum, forbid),
             inputs,
@@ -151,6 +156,16 @@ def plan(
         chosen, note = sure_enough(asked.problem, result.ranked)
     told = replace(asked, assumptions=(*asked.assumptions, *([note] if note else ())))
     return planned(told, chosen.strategy, result, top=max(top, 1))
+
+
+def pools_of_file(cluster: object) -> PoolFile | None:
+    """What a cluster file says of its pools; None where ``cluster`` is no such file."""
+    from autopar.catalog import hardware
+    from autopar.request import is_file
+
+    if not isinstance(cluster, str | Path) or not is_file(cluster, hardware.cluster_names()) or not hardware.has_pools(cluster):
+        return None
+    return hardware.read_pool_file(cluster)
 
 
 def pareto(
@@ -283,7 +298,7 @@ def estimate(
     from autopar.no_plan import NoPlan
 
     if isinstance(model, Plan) and model.mixed is not None and strategy is None:
-        from autopar.mixed import estimate_of
+        from autopar.mixed_problem import estimate_of
 
         return estimate_of(model)
     problem, chosen, _ = resolve(model, strategy, **inputs)
@@ -296,12 +311,18 @@ def estimate(
 
 def explain(
     model: str | Path | ModelSpec | Plan | Problem, *, strategy: Strategy | Mapping[str, object] | None = None, **inputs: Unpack[Inputs]
-) -> Explanation:
+) -> Explanation | MixedExplanation:
     """Where the time and the memory of one strategy go, the rules that refuse it, and the changes that would help.
 
-    Takes what :func:`estimate` takes; a strategy that is refused is explained, not raised.
+    Takes what :func:`estimate` takes; a strategy that is refused is explained, not raised. Of a plan for a mixed cluster: the load of every
+    pool's stages, and what near uses of the pools would take.
     """
     from autopar.explanation import explain_strategy
+
+    if isinstance(model, Plan) and model.mixed is not None and strategy is None:
+        from autopar.mixed_explanation import explain_mixed
+
+        return explain_mixed(model)
 
     problem, chosen, _ = resolve(model, strategy, **inputs)
     return explain_strategy(problem, chosen)
@@ -349,13 +370,22 @@ def _named_plan(given: str | Path | Plan | tuple[Problem, Strategy], short: bool
     if isinstance(given, tuple):
         return given[1].describe(), given[0], given[1], None
     if isinstance(given, Plan):
-        return given.strategy.describe(), problem_of(given), given.strategy, given
+        return given.strategy.describe(), _question_of(given), given.strategy, given
     try:
         plan = read_plan(given)
     except InvalidInputError as error:
         named = (fault if fault.field == "plan" else replace(fault, field=f"{given}: {fault.field}") for fault in error.faults)
         raise InvalidInputError(tuple(named)) from None
-    return Path(given).name if short else str(given), problem_of(plan), plan.strategy, plan
+    return Path(given).name if short else str(given), _question_of(plan), plan.strategy, plan
+
+
+def _question_of(plan: Plan) -> Problem:
+    """The question of ``plan``; of a mixed cluster as tables name it."""
+    if plan.mixed is None:
+        return problem_of(plan)
+    from autopar.mixed_problem import told_as_one
+
+    return told_as_one(plan)
 
 
 def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> tuple[Candidate, ...]:
@@ -371,7 +401,8 @@ def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> 
     refused: list[Fault] = []
     messages: list[str] = []
     for name, problem, strategy, plan in asked:
-        if broken := faults(problem, strategy):
+        broken, evaluated, pools = _judged(problem, strategy, plan)
+        if evaluated is None:
             refused += broken
             messages.append(f"{name}: {refusal_text(strategy, broken)}")
             continue
@@ -380,7 +411,8 @@ def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> 
                 name=name,
                 problem=problem,
                 strategy=strategy,
-                estimate=_estimate(problem, strategy),
+                estimate=evaluated,
+                pools=pools,
                 stored_step_time_seconds=plan.estimate.step_time_seconds if plan else None,
                 autopar_version=plan.autopar_version if plan else "",
             )
@@ -389,6 +421,20 @@ def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> 
         message = "\n".join(messages)
         raise NoPlanError(message, NoPlan(reasons=tuple(message.splitlines()), faults=tuple(refused)))
     return tuple(found)
+
+
+def _judged(problem: Problem, strategy: Strategy, plan: Plan | None) -> tuple[tuple[Fault, ...], Estimate | None, str]:
+    """The rules that refuse a strategy, else its estimate, and on which pools it is."""
+    if plan is None or plan.mixed is None:
+        broken = faults(problem, strategy)
+        return broken, None if broken else _estimate(problem, strategy), ""
+    from autopar.costmodel.mixed_estimate import mixed_estimate
+    from autopar.mixed_problem import mixed_of
+    from autopar.search.mixed_rules import mixed_faults
+
+    asked, mixed = mixed_of(plan)
+    broken = mixed_faults(asked, mixed)
+    return broken, None if broken else mixed_estimate(asked, mixed), " + ".join(lane.describe() for lane in mixed.lanes)
 
 
 def whatif(

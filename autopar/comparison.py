@@ -44,6 +44,8 @@ class Candidate:
     stored_step_time_seconds: float | None = None
     """Of a plan file: the step time it says."""
     autopar_version: str = ""
+    pools: str = ""
+    """Of a mixed cluster: who carries it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +236,7 @@ def differences(candidates: Sequence[Candidate]) -> tuple[Difference, ...]:
         "memory reserve": _reserve,
         "profile": lambda each: f"{len(each.problem.calibration.constants)} constants" if each.problem.calibration else "catalog",
     }
+    named["pools"] = lambda each: each.pools or "one kind of GPU"
     for field in fields(Strategy):
         named[SHORT.get(field.name, field.name).replace("_", " ")] = lambda each, name=field.name: _field(each.strategy, name)  # type: ignore[misc]
     rows = [Difference(field=name, values=tuple(map(value, candidates))) for name, value in named.items()]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from autopar import __version__
 from autopar.costmodel.estimate import estimate
+from autopar.costmodel.spec.errors import Fault, InvalidInputError
 from autopar.costmodel.spec.plan import Plan
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.request import problem_of
@@ -20,6 +21,7 @@ from autopar.request import problem_of
 if TYPE_CHECKING:
     from autopar.diagnosis import Diagnosis
     from autopar.exporters.export import Export
+    from autopar.io.pools import Pools
 
 __all__ = ["changed_plan", "diagnose", "export", "import_plan"]
 
@@ -36,6 +38,10 @@ class ImportInputs(TypedDict, total=False):
     micro_batch_size: int | None
     precision: str | None
     profile: str | None
+
+
+MIXED = "Hosts start in this order: "
+"""How a configuration that was exported for a mixed cluster says so."""
 
 
 def diagnose(plan: Plan, *, measured: str | float | None = None) -> Diagnosis:
@@ -72,18 +78,56 @@ def export(plan: Plan, to: str, *, nearest: bool = False) -> Export:
     return exported(plan, to, take_nearest=nearest)
 
 
-def import_plan(configuration: str | Path, framework: str, **given: Unpack[ImportInputs]) -> Plan:
+def import_plan(
+    configuration: str | Path,
+    framework: str,
+    *,
+    pools: Pools | None = None,
+    between: str | float | None = None,
+    **given: Unpack[ImportInputs],
+) -> Plan:
     """The plan that a framework's configuration runs today.
 
     Args:
         configuration: path of a file, or a command line.
         framework: whose it is, see :func:`autopar.importers.importer_names`.
+        pools: where it runs on several kinds of GPU, as :func:`autopar.plan` takes them, in the order in which their hosts start; or
+            ``cluster`` is a file with ``[[pools]]``.
+        between: of pools, as for :func:`autopar.plan`.
         given: what the configuration leaves unsaid, or what to take in place of it.
 
     Raises:
         InvalidInputError: it cannot be read, contradicts itself, or leaves something unsaid; all faults at once.
     """
+    from autopar.api import pools_of_file
     from autopar.importers import import_configuration
     from autopar.importers.complete import Given
 
-    return import_configuration(str(configuration), framework, Given(**given))
+    asked = Given(**given)
+    on = pools if pools is not None else pools_of_file(asked.cluster)
+    if on is not None:
+        from autopar.mixed_import import as_pools_say, on_pools, over_pools
+
+        as_one, sizes = on_pools(asked, on)
+        try:
+            read = import_configuration(str(configuration), framework, as_one)
+        except InvalidInputError as error:
+            raise as_pools_say(error) from None
+        return over_pools(read, on, sizes, between)
+    if between is not None:
+        fix = "for example pools={'h100': 64, 'a100': 64}"
+        required = "is the network between pools, and none are given"
+        raise InvalidInputError(Fault(field="between", given=str(between), required=required, fix=fix))
+    return _with_remark(import_configuration(str(configuration), framework, asked), str(configuration))
+
+
+def _with_remark(plan: Plan, configuration: str) -> Plan:
+    """``plan`` with a remark where the configuration was exported for a mixed cluster, which its settings do not say."""
+    from autopar.importers import source_of
+
+    _, found, rest = source_of(configuration).text.partition(MIXED)
+    if not found:
+        return plan
+    order = rest.partition("\n")[0].rstrip(".")
+    said = f"exported for a mixed cluster ({order}), read as one of {plan.inputs.cluster.device.name} alone: --pool in that order prices it"
+    return replace(plan, inputs=replace(plan.inputs, assumptions=(*plan.inputs.assumptions, said)))

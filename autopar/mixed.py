@@ -1,25 +1,29 @@
-"""``autopar plan --pool``: from pools by name to a plan over all of them, and back from its file to an estimate."""
+"""``autopar plan --pool``: from pools by name to a plan over all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar import __version__
 from autopar.costmodel.mixed_estimate import mixed_estimate
-from autopar.costmodel.pools import Between, MixedProblem, Pool
+from autopar.costmodel.pools import MixedProblem, Pool
+from autopar.costmodel.spec.cluster import Hosts
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, raise_if
 from autopar.costmodel.spec.mixed import MixedPlan, MixedStrategy, PoolSpec, Reference
 from autopar.costmodel.spec.plan import Alternative, Plan, PlanInputs
-from autopar.io.pools import Pools, parse_rate, read_pools
-from autopar.request import build_problem, gather, looks_like_path, problem_from, resized
+from autopar.host_order import with_start_order
+from autopar.io.hostlist import several
+from autopar.io.pools import PoolFile, Pools, parse_rate, read_pools
+from autopar.mixed_problem import between_link, with_network
+from autopar.request import build_problem, gather, looks_like_path, resized
 
 if TYPE_CHECKING:
+    from autopar.costmodel.pools import Between
     from autopar.costmodel.problem import Problem
-    from autopar.costmodel.spec.cluster import LinkTier
-    from autopar.costmodel.spec.estimate import Estimate
+    from autopar.costmodel.spec.cluster import ClusterSpec, LinkTier
     from autopar.costmodel.spec.model import ModelSpec
     from autopar.question import Bounds, Effort
     from autopar.search import Constraints
@@ -31,7 +35,7 @@ NOT_TAKEN = {
     "gpus": "the pools say how many",
     "cluster": "the pools are the cluster",
     "topology": "switches are told of one cluster",
-    "hosts": "hosts are named of one cluster",
+    "hosts": "each pool has its own, which hosts in [[pools]] of a cluster file names",
     "profile": "measured and calibrated constants are of one device",
     "allow_other_device": "measured constants are of one device",
     "price": "cost is of one device type",
@@ -52,11 +56,13 @@ class MixedQuestion:
     constraints: Constraints
     texts: tuple[str, ...]
     assumptions: tuple[str, ...]
+    hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of the pools that name theirs: as many as their GPUs fill."""
 
 
 def posed(
     model: str | Path | ModelSpec,
-    pools: Pools,
+    pools: Pools | PoolFile,
     between: str | float | None,
     bounds: Bounds,
     given: Mapping[str, object],
@@ -65,7 +71,7 @@ def posed(
 
     Args:
         model: as for :func:`autopar.plan`.
-        pools: devices or node types of the catalog (or cluster files), and the GPUs of each.
+        pools: devices or node types of the catalog (or cluster files), and the GPUs of each; or what a file says of them.
         between: bytes/s of a GPU between pools, one direction, or text such as ``"25GB/s"``; None: the slower pool's network.
         bounds: fixed, highest, lowest and forbidden, as :func:`autopar.question.read_constraints` takes them.
         given: the other inputs of :func:`autopar.plan`.
@@ -82,24 +88,67 @@ def posed(
         if given.get(name) is not None
     ]
     others = {name: value for name, value in given.items() if name not in NOT_TAKEN}
-    named = gather(faults, lambda: read_pools(pools)) or {}
-    rate = None if between is None else gather(faults, lambda: parse_rate(between))
+    listed = pools.hosts if isinstance(pools, PoolFile) else {}
+    named = gather(faults, lambda: sized(pools) if isinstance(pools, PoolFile) else read_pools(pools)) or {}
+    said = between if between is not None or not isinstance(pools, PoolFile) else pools.between
+    rate = None if said is None else gather(faults, lambda: parse_rate(said))
     limits = gather(faults, lambda: read_constraints(*bounds))
     found = _asked_of_each(model, named, others, faults)
     if len({problem.training.precision for problem, _ in found.values()}) > 1:
         found = _asked_of_each(model, named, {**others, "precision": "fp16"}, faults)
     faults += _vendor_faults(found)
+    problems = {name: each for name, (each, _) in found.items()}
+    hosts, on_hosts = gather(faults, lambda: _placed(problems, listed)) or ({}, [])
     raise_if(list(dict.fromkeys(faults)))
     assert limits is not None, "gather keeps a fault where it returns nothing"
     link, network_of = _between([(name, problem) for name, (problem, _) in found.items()], rate)
     problem = MixedProblem(pools=tuple(Pool(name=name, problem=each) for name, (each, _) in found.items()), between=link)
-    notes = dict.fromkeys(note for _, each in found.values() for note in each)
+    notes = dict.fromkeys((*(note for _, each in found.values() for note in each), *on_hosts))
     if rate is None:
         tier = link.tier
         notes[
             f"between the pools: {tier.bandwidth / 1e9:g} GB/s a GPU, the network of {network_of} (the slower; --between says otherwise)"
         ] = None
-    return MixedQuestion(problem=problem, network_of=network_of, constraints=limits[0], texts=limits[1], assumptions=tuple(notes))
+    return MixedQuestion(
+        problem=problem, network_of=network_of, constraints=limits[0], texts=limits[1], assumptions=tuple(notes), hosts=hosts
+    )
+
+
+def sized(pools: PoolFile) -> dict[str, int]:
+    """GPUs of each pool; of one that says its hosts alone, all that they have."""
+    from autopar.request import resolve_cluster
+
+    def of_hosts(name: str) -> int:
+        cluster, gpu = (name, None) if is_cluster(name) else (None, name)
+        return resolve_cluster(cluster, 1, gpu, []).gpus_per_node * len(pools.hosts[name])
+
+    return {name: of_hosts(name) if size is None else size for name, size in pools.sizes.items()}
+
+
+def _placed(problems: Mapping[str, Problem], listed: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """As many of the hosts listed as each pool fills, and a note where there are more.
+
+    Raises:
+        InvalidInputError: a pool with fewer hosts than its GPUs need.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    notes: list[str] = []
+    faults: list[Fault] = []
+    for name, hosts in listed.items():
+        if name not in problems:
+            continue
+        cluster = problems[name].cluster
+        needed, each = cluster.num_nodes, cluster.gpus_per_node
+        if len(hosts) < needed:
+            required = f"{cluster.num_gpus} GPUs are on {needed} hosts of {each}"
+            fix = f"num_gpus = {len(hosts) * each}, or more hosts"
+            faults.append(Fault(field=f"hosts of {name}", given=f"{len(hosts)} ({several(hosts)})", required=required, fix=fix))
+            continue
+        found[name] = hosts[:needed]
+        notes += [f"hosts of {name}: the first {needed} of {len(hosts)}"] if len(hosts) > needed else []
+        gather(faults, lambda cluster=cluster, name=name: replace(cluster, hosts=Hosts(names=found[name])))  # type: ignore[misc]
+    raise_if(faults)
+    return found, notes
 
 
 def _asked_of_each(
@@ -125,16 +174,20 @@ def _vendor_faults(found: Mapping[str, tuple[Problem, tuple[str, ...]]]) -> list
 
 def _pool_problem(model: str | Path | ModelSpec, name: str, count: int, given: Mapping[str, object]) -> tuple[Problem, tuple[str, ...]]:
     """The question to one pool; its faults name it."""
-    from autopar.catalog import hardware
-
-    is_cluster = looks_like_path(name) or name in hardware.cluster_names()
-    where: dict[str, object] = {"cluster" if is_cluster else "gpu": name, "gpus": count}
+    where: dict[str, object] = {"cluster" if is_cluster(name) else "gpu": name, "gpus": count}
     try:
         return build_problem(model, **given, **where)  # type: ignore[arg-type]
     except InvalidInputError as error:
         own = ("num_gpus", "gpus", "gpu", "cluster", "device", "precision")
         named = (replace(fault, field=f"--pool {name}: {fault.field}") if fault.field in own else fault for fault in error.faults)
         raise InvalidInputError(tuple(named)) from None
+
+
+def is_cluster(name: str) -> bool:
+    """Whether a pool's name means a node type or a cluster file, else a device."""
+    from autopar.catalog import hardware
+
+    return looks_like_path(name) or name in hardware.cluster_names()
 
 
 def _between(pools: list[tuple[str, Problem]], rate: float | None) -> tuple[Between, str]:
@@ -145,7 +198,7 @@ def _between(pools: list[tuple[str, Problem]], rate: float | None) -> tuple[Betw
     """
     tiers: dict[str, tuple[LinkTier, Problem]] = {}
     for name, problem in pools:
-        several = _with_network(problem)
+        several = with_network(problem)
         if several is not None:
             tiers[name] = (several.cluster.network_tier, several)
     missing = [name for name, _ in pools if name not in tiers]
@@ -159,28 +212,9 @@ def _between(pools: list[tuple[str, Problem]], rate: float | None) -> tuple[Betw
     return between_link(asked, problem, tier.name), name
 
 
-def between_link(tier: LinkTier, problem: Problem, like: str) -> Between:
-    """``tier`` with what is reached of a link of the technology that tier ``like`` of the problem's cluster has."""
-    from autopar.catalog.links import link_profiles
-
-    spelled = replace(tier, name=like)
-    (profile,) = link_profiles(replace(problem.cluster, tiers=(spelled,)))
-    return Between(tier=tier, profile=profile)
-
-
-def _with_network(problem: Problem) -> Problem | None:
-    """``problem`` with a network tier: as it is, or on two nodes of its kind; None where that kind comes alone."""
-    from autopar.costmodel.spec.cluster import LinkKind
-
-    if problem.cluster.network_tier.kind is LinkKind.NETWORK:
-        return problem
-    larger = resized(problem, 2 * problem.cluster.gpus_per_node)
-    return larger if larger is not None and larger.cluster.network_tier.kind is LinkKind.NETWORK else None
-
-
 def plan_pools(
     model: str | Path | ModelSpec,
-    pools: Pools,
+    pools: Pools | PoolFile,
     between: str | float | None,
     bounds: Bounds,
     given: Mapping[str, object],
@@ -256,17 +290,27 @@ def _plan(asked: MixedQuestion, result: MixedResult, *, top: int, seed: int) -> 
             for each in result.ranked[1:top]
         ),
         autopar_version=__version__,
-        mixed=MixedPlan(
-            pools=tuple(PoolSpec(name=pool.name, cluster=pool.problem.cluster) for pool in problem.pools),
-            between=problem.between.tier,
-            network_of=asked.network_of,
-            lanes=chosen.lanes,
-            seed=seed,
-            references=tuple(
-                Reference(name=each.name, strategy=each.strategy, step_time_seconds=each.step_time_seconds) for each in result.references
-            ),
-        ),
+        mixed=mixed_plan(asked, chosen, seed, result.references),
     )
+
+
+def mixed_plan(asked: MixedQuestion, chosen: MixedStrategy, seed: int = 0, references: tuple[Reference, ...] = ()) -> MixedPlan:
+    """What a plan file says of ``chosen`` besides its strategy."""
+    said = MixedPlan(
+        pools=tuple(PoolSpec(name=pool.name, cluster=_named_cluster(asked, pool)) for pool in asked.problem.pools),
+        between=asked.problem.between.tier,
+        network_of=asked.network_of,
+        lanes=chosen.lanes,
+        seed=seed,
+        references=references,
+    )
+    return with_start_order(said, chosen.strategy)
+
+
+def _named_cluster(asked: MixedQuestion, pool: Pool) -> ClusterSpec:
+    """The pool's cluster with its hosts, where they are named."""
+    names = asked.hosts.get(pool.name)
+    return replace(pool.problem.cluster, hosts=Hosts(names=names)) if names else pool.problem.cluster
 
 
 def _untiled_text(asked: MixedQuestion) -> str:
@@ -277,62 +321,6 @@ def _untiled_text(asked: MixedQuestion) -> str:
     near = nearest_tiling(asked.problem, asked.constraints)
     fix = f"; nearest that one does: {near[0]}={near[1]}" if near else ""
     return f"no strategy divides {sizes} into stages or replicas of one size: the best pool is used alone{fix}"
-
-
-def mixed_of(plan: Plan) -> tuple[MixedProblem, MixedStrategy]:
-    """The problem and the strategy of a plan for a mixed cluster, from its own inputs.
-
-    Raises:
-        InvalidInputError: the plan is for one kind of GPU.
-    """
-    if plan.mixed is None:
-        raise InvalidInputError(Fault(field="plan", given="a plan for one kind of GPU", required="a plan for a mixed cluster"))
-    problems = {pool.name: problem_from(replace(plan.inputs, cluster=pool.cluster)) for pool in plan.mixed.pools}
-    named = problems[plan.mixed.network_of]
-    several = _with_network(named) or named
-    link = between_link(plan.mixed.between, several, several.cluster.network_tier.name)
-    problem = MixedProblem(pools=tuple(Pool(name=name, problem=each) for name, each in problems.items()), between=link)
-    return problem, MixedStrategy(strategy=plan.strategy, lanes=plan.mixed.lanes)
-
-
-def estimate_of(plan: Plan) -> Estimate:
-    """The estimate of a plan for a mixed cluster, by this release."""
-    return mixed_estimate(*mixed_of(plan))
-
-
-UNEQUAL = "unequal_replicas"
-"""The rule that keeps replicas by pool from every framework."""
-
-
-def expressed(plan: Plan) -> tuple[str, ...]:
-    """Which of the frameworks that autopar exports to take a plan over pools, and by which rule the others do not.
-
-    Stages by pool are an explicit layer split: hosts are started in the order of the pools, and rank for rank the pipeline runs through
-    them. Replicas with unequal numbers of micro-batches, or with other recomputation in each pool, no framework has.
-    """
-    from autopar.exporters import exporter, exporter_names
-    from autopar.exporters.question import Question
-    from autopar.search.pool_space import whole_problem
-
-    problem, mixed = mixed_of(plan)
-    if len(mixed.lanes) > 1:
-        one_lane = next((each for each in plan.alternatives if len(each.lanes) == 1), None)
-        beside = ""
-        if one_lane is not None:
-            said = MixedStrategy(strategy=one_lane.strategy, lanes=one_lane.lanes).describe()
-            slower = one_lane.step_time_seconds / plan.estimate.step_time_seconds - 1
-            beside = f"; the fastest that one runs is {slower:.1%} slower: {said} (--pools-as stages plans it)"
-        runs = ", ".join(f"{lane.num_microbatches} on {'/'.join(dict(lane.ranks_by_pool))}" for lane in mixed.lanes)
-        why = "no framework that autopar exports to, nor its own runtime, gives replicas unequal micro-batches or recomputation"
-        return (f"{UNEQUAL}: {runs} micro-batches; {why}{beside}",)
-    question = Question.of(whole_problem(problem, tuple(problem.place(name) for name in mixed.pools)), mixed.strategy)
-    order = ", then ".join(mixed.pools)
-    found = []
-    for name in exporter_names():
-        broken = exporter(name).broken_rules(question)
-        takes = f"takes it: start the hosts of {order}" if len(mixed.pools) > 1 else f"takes it, on {order} alone"
-        found.append(f"{name} {takes}" if not broken else f"{name} does not: {broken[0]}")
-    return tuple(found)
 
 
 def _nothing_fits(asked: MixedQuestion, result: MixedResult) -> NoPlanError:

@@ -105,7 +105,7 @@ def problem_of(plan: Plan) -> Problem:
     if plan.mixed is not None:
         given = f"a plan for a mixed cluster ({', '.join(f'{pool.name}={pool.cluster.num_gpus}' for pool in plan.mixed.pools)})"
         required = "this takes plans for one kind of GPU"
-        raise InvalidInputError(Fault(field="plan", given=given, required=required, fix="autopar estimate prices it as it is"))
+        raise InvalidInputError(Fault(field="plan", given=given, required=required, fix="autopar estimate, explain and export take it"))
     return problem_from(plan.inputs)
 
 

@@ -99,6 +99,6 @@ def dry_run(plan: Plan, *, rank: int, folder: Path | None) -> DryRun:
         num_parameters=parts.num_parameters,
         planned_num_parameters=stage.num_parameters,
         memory=memory,
-        memory_capacity_bytes=plan.estimate.memory_capacity_bytes,
+        memory_capacity_bytes=stage.memory_capacity_bytes or plan.estimate.memory_capacity_bytes,
         notes=tuple(notes),
     )

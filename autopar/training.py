@@ -20,6 +20,7 @@ from torch import nn
 from autopar.catalog.cpu import CPU, cpu_cluster, kind_of
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnavailableError, raise_if
 from autopar.costmodel.spec.plan import Plan
+from autopar.mixed_problem import unequal_faults
 from autopar.plan_choice import choose, strategies
 from autopar.runtime.agreement import from_first_rank, rank_and_size
 from autopar.runtime.context import loss_faults, sequence_faults
@@ -181,7 +182,7 @@ def plan_for(question: Question, model: nn.Module, structure: ModelStructure) ->
 
 def plan_faults(plan: Plan, spec: ModelSpec, world_size: int, global_batch_size: int | None) -> tuple[Fault, ...]:
     """Everything in which ``plan`` is for another run than this one."""
-    faults = list(model_faults(plan.inputs.model, spec))
+    faults = [*model_faults(plan.inputs.model, spec), *unequal_faults(plan)]
     planned = plan.strategy.world_size
     if world_size != planned:
         fix = f"start the job with {planned} processes, or plan for {world_size}"

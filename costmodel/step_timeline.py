@@ -87,6 +87,8 @@ class StepTimeline:
     step_time_seconds: float
     microbatches_per_stage: int
     """Micro-batches that pass through one holder of a stage: half of them where two ranks hold it (DualPipe)."""
+    pools: tuple[str, ...] = ()
+    """Of a mixed cluster: whose GPUs each rank has."""
 
     @property
     def num_actions(self) -> int:
@@ -130,6 +132,17 @@ def step_timeline(problem: Problem, strategy: Strategy) -> StepTimeline:
     """
     inputs, columns = Inputs.of(problem), StrategyColumns.of([strategy])
     (costs,) = stage_groups(inputs, columns, simulate=True)
+    return timeline_of(costs, stage_traffic(inputs, columns, costs), end_traffic(inputs, columns, costs), axis_groups(inputs, costs.layer))
+
+
+def timeline_of(
+    costs: StageCosts, passes: tuple[StageTraffic, ...], ends: tuple[Traffic, ...], groups: tuple[AxisGroup, ...]
+) -> StepTimeline:
+    """The timeline of one simulated strategy with what it sends: ``passes`` by model stage, ``ends`` by rank.
+
+    Raises:
+        InvalidInputError: the step has more than ``MAX_ACTIONS`` actions.
+    """
     graph, table = _graph(costs)
     share = PAIR_SHARE if costs.shape.schedule is PipelineSchedule.DUALPIPE else None
     seconds, finish = timed_actions(graph, table, transfer_delays(graph, 0.0), share)
@@ -137,16 +150,15 @@ def step_timeline(problem: Problem, strategy: Strategy) -> StepTimeline:
     if share is not None:
         second = graph.pair_first + 1
         start[second] = start[graph.pair_first]
-    traffic = stage_traffic(inputs, columns, costs)
     return StepTimeline(
         schedule=costs.shape.schedule,
         num_microbatches=round(float(costs.num_microbatches[0])),
         virtual_pipeline_stages=costs.shape.virtual_pipeline_stages,
         stage_layers=_stage_layers(costs),
         ranks=_by_rank(graph, start, finish),
-        ends=_ends(costs, end_traffic(inputs, columns, costs)),
-        stage_traffic=traffic,
-        groups=axis_groups(inputs, costs.layer),
+        ends=_ends(costs, ends),
+        stage_traffic=passes,
+        groups=groups,
         makespan_seconds=float(finish.max()),
         overhead_seconds=float(costs.overhead[0]),
         step_time_seconds=float(finish.max()) + float(costs.tail[0]) + float(costs.overhead[0]),

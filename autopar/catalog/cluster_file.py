@@ -14,15 +14,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec, LinkKind
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnknownNameError, raise_if
+from autopar.io.pools import PoolFile
 
 from .fabric import Fabric, fabric_of, with_fabric
 from .fabric_file import FabricTable, RegionsTable
 from .hardware import MAX_GPUS, build_cluster, check_num_gpus, device
+from .pool_file import PoolsFile, PoolTable, pools_of
 
 MAX_FILE_BYTES = 100_000
 """Fifty times a real file."""
@@ -128,6 +130,9 @@ class _FabricOnly(_Strict):
 def read(path: Path, num_gpus: int | None) -> ClusterSpec:
     """See :func:`autopar.catalog.hardware.read_cluster_file`."""
     raw = _parse(path, _read_text(path))
+    if "pools" in raw:
+        required = "holds pools of several devices, and this is answered for one kind of GPU"
+        raise InvalidInputError(Fault(field="cluster", given=_short(repr(str(path))), required=required, fix="`autopar plan` takes it"))
     faults: list[Fault] = []
     try:
         valid = _Cluster.model_validate(raw)
@@ -146,6 +151,38 @@ def read(path: Path, num_gpus: int | None) -> ClusterSpec:
     if valid.fabric is None:
         return cluster
     return with_fabric(cluster, fabric_of({**valid.fabric.model_dump(), "source": f"cluster file {path.name}"}))
+
+
+def has_pools(path: Path) -> bool:
+    """See :func:`autopar.catalog.hardware.has_pools`."""
+    try:
+        return "pools" in _parse(path, _read_text(path))
+    except InvalidInputError:
+        return False
+
+
+def read_pools(path: Path) -> PoolFile:
+    """See :func:`autopar.catalog.hardware.read_pool_file`."""
+    raw = _parse(path, _read_text(path))
+    of_one = [name for name in _Cluster.model_fields if name in raw and name not in PoolsFile.model_fields]
+    if of_one:
+        required = "a file has [[pools]], or the fields of one cluster"
+        raise InvalidInputError(Fault(field="$", given=", ".join(of_one), required=required, fix="a pool with cluster = a file of its own"))
+    faults: list[Fault] = []
+    found = None
+    try:
+        found, faults = pools_of(PoolsFile.model_validate(raw), path)
+    except ValidationError as error:
+        faults.extend(_faults_of(error))
+    raise_if(faults[:MAX_REPORTED_FAULTS])
+    assert found is not None, "a file without faults has pools"
+    return found
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of cluster files: those of one cluster, and those of pools."""
+    schema = TypeAdapter(_Cluster | PoolsFile).json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def read_fabric(document: Mapping[str, Any], source: str) -> Fabric:
@@ -246,7 +283,7 @@ def _fault_of(detail: ErrorDetails) -> Fault:
 
 
 def _fields_at(loc: list[int | str]) -> list[str]:
-    models: dict[str, type[BaseModel]] = {"tiers": _Tier, "device": _Device, "fabric": FabricTable}
+    models: dict[str, type[BaseModel]] = {"tiers": _Tier, "device": _Device, "fabric": FabricTable, "pools": PoolTable}
     model = models.get(str(loc[0]), _Cluster) if len(loc) > 1 else _Cluster
     model = RegionsTable if loc[:2] == ["fabric", "regions"] and len(loc) > 2 else model
     return list(model.model_fields)

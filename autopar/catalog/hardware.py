@@ -12,10 +12,13 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autopar.costmodel.spec.cluster import ClusterSpec, DeviceSpec, LinkKind, LinkTier
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from autopar.io.pools import PoolFile
 
 MAX_GPUS = 10_000_000
 _CATALOG = Path(__file__).parent
@@ -192,6 +195,24 @@ def read_cluster_file(path: str | Path, num_gpus: int | None = None) -> ClusterS
     from .cluster_file import read
 
     return read(Path(path), num_gpus)
+
+
+def has_pools(path: str | Path) -> bool:
+    """Whether the cluster file ``path`` holds ``[[pools]]`` of several device types; False where it cannot be read."""
+    from .cluster_file import has_pools as holds
+
+    return holds(Path(path))
+
+
+def read_pool_file(path: str | Path) -> PoolFile:
+    """Read the pools of a mixed cluster from a TOML or JSON file.
+
+    Raises:
+        InvalidInputError: the file is wrong; every fault at once, each with the path of its field.
+    """
+    from .cluster_file import read_pools
+
+    return read_pools(Path(path))
 
 
 def build_cluster(raw: Mapping[str, Any], *, device: DeviceSpec, num_gpus: int) -> ClusterSpec:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import given_inputs, given_strategy, input_options, json_option, strategy_options, world_size
-from .reporting import REPORT_NAMES, check_targets, report_options, write_reports, write_trace
+from .reporting import REPORT_NAMES, check_targets, report_options, write_mixed, write_reports, write_trace
 
 if TYPE_CHECKING:
     from autopar.costmodel.problem import Problem
@@ -77,11 +77,13 @@ def _print_mixed(ctx: click.Context, plan: Plan, as_json: bool, options: dict[st
     """The estimate of a plan for a mixed cluster, by this release."""
     from autopar.api import estimate
 
-    from .output import print_json, print_report
+    from .output import answering, print_json, print_report
 
-    if drawn := [f"--{name}" for name in REPORT_NAMES if options[name] is not None]:
-        raise click.UsageError(f"a plan for a mixed cluster has no {', '.join(drawn)} yet: leave that out", ctx)
-    result = estimate(plan)
+    if options["figures"] is not None:
+        raise click.UsageError("a plan for a mixed cluster has no --figures yet: leave that out", ctx)
+    with answering(as_json):
+        result = estimate(plan)
+    write_mixed(options, replace(plan, estimate=result))
     if as_json:
         print_json(result)
     else:

@@ -19,7 +19,7 @@ from .options import (
     json_option,
     stages_option,
 )  # fmt: skip
-from .reporting import REPORT_NAMES, check_targets, report_options, write_reports, write_trace
+from .reporting import REPORT_NAMES, check_targets, report_options, write_mixed, write_reports, write_trace
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.plan import Plan
@@ -35,6 +35,7 @@ Examples:
   autopar plan --model llama3-8b --gpus 64 --pareto time,gpus,cost --price 2.5 --plot front.svg
   autopar plan --model gpt-175b --gpus 1024 --mtbf-node 4000h --checkpoint-seconds 60
   autopar plan --model llama3-70b --pool h100=64 a100-40gb=64 --between 25GB/s
+  autopar plan --model llama3-70b --cluster mixed.toml --pools-as stages -o mixed.json
   autopar plan --improve plan.json --measured 14.2s -o better.json
 
 \b
@@ -125,7 +126,7 @@ def command(ctx: click.Context, /, as_json: bool, output: str | None, **options:
     if options["model"] is None:
         raise click.MissingParameter(ctx=ctx, param_type="option", param_hint="'--model' / '-m'")
     check_targets({**options, "output": output})
-    if options["pool"]:
+    if options["pool"] or _has_pools(options["cluster"]):
         _print_pools(ctx, as_json, output, options)
     elif beside := [f"--{name.replace('_', '-')}" for name in ("between", "search", "pools_as") if _was_given(ctx, name)]:
         raise click.UsageError(f"{' and '.join(beside)} goes with pools: give --pool too, e.g. --pool h100=64 a100-40gb=64", ctx)
@@ -179,8 +180,8 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
     from .output import answering, print_json, print_report
     from .searching import searching
 
-    if clashing := [f"--{name}" for name in ("pareto", "plot", *REPORT_NAMES) if options[name] is not None]:
-        raise click.UsageError(f"a mixed cluster has no {', '.join(clashing)} yet: leave out that, or --pool", ctx)
+    if clashing := [f"--{name}" for name in ("pareto", "plot", "figures") if options[name] is not None]:
+        raise click.UsageError(f"a mixed cluster has no {', '.join(clashing)} yet: leave out that, or plan for one kind of GPU", ctx)
     with answering(as_json), searching() as progress:
         found = plan(
             options["model"],
@@ -189,7 +190,7 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
             stages=options["stages"],
             time_limit=options["time_limit"],
             progress=progress,
-            pools=options["pool"],
+            pools=options["pool"] or None,
             between=options["between"],
             pools_as=options["pools_as"],
             search=options["search"],
@@ -200,14 +201,22 @@ def _print_pools(ctx: click.Context, as_json: bool, output: str | None, options:
         )
     if output is not None:
         write_plan(found, output)
+    write_mixed(options, found)
     if as_json:
         print_json(found)
     else:
-        from autopar.mixed import expressed
+        from autopar.exporters.pools import who_runs_it
         from autopar.report.mixed import mixed_report
 
-        print_report(mixed_report(found, expressed(found)))
+        print_report(mixed_report(found, who_runs_it(found)))
     _end(ctx, found, output)
+
+
+def _has_pools(cluster: str | None) -> bool:
+    """Whether ``--cluster`` is a file with pools."""
+    from autopar.api import pools_of_file
+
+    return cluster is not None and pools_of_file(cluster) is not None
 
 
 def _end(ctx: click.Context, found: Plan, output: str | None) -> None:

@@ -13,6 +13,7 @@ from .output import note
 if TYPE_CHECKING:
     from autopar.comparison import Comparison
     from autopar.costmodel.problem import Problem
+    from autopar.costmodel.spec.plan import Plan
     from autopar.costmodel.spec.strategy import Strategy
     from autopar.report.subject import Subject
 
@@ -85,6 +86,29 @@ def write_trace(options: dict[str, Any], problem: Problem, strategy: Strategy) -
     drawn = step_timeline(problem, strategy)
     write_text(options["trace"], trace_json(problem, strategy, drawn), field="--trace")
     note(f"wrote {options['trace']}{'; ' if left_out(drawn) else ''}{left_out(drawn)}")
+
+
+def write_mixed(options: dict[str, Any], plan: Plan) -> None:
+    """Write the page and the trace of a plan for a mixed cluster, where they were asked for."""
+    from autopar.io.files import write_text
+
+    if options["trace"] is not None:
+        from autopar.costmodel.pool_timeline import pool_timeline
+        from autopar.mixed_problem import mixed_of
+        from autopar.report.mixed import pools_text
+        from autopar.report.trace import left_out, trace_json
+
+        problem, mixed = mixed_of(plan)
+        drawn = pool_timeline(problem, mixed)
+        text = trace_json(problem.question, mixed.strategy, drawn, cluster=pools_text(plan))
+        write_text(options["trace"], text, field="--trace")
+        note(f"wrote {options['trace']}{'; ' if left_out(drawn) else ''}{left_out(drawn)}")
+    if options["report"] is not None:
+        from autopar.exporters.pools import who_runs_it
+        from autopar.report.mixed_page import mixed_page, mixed_subject
+
+        write_text(options["report"], mixed_page(mixed_subject(plan, who_runs_it(plan))), field="--report")
+        note(f"wrote {options['report']}")
 
 
 def write_comparison(options: dict[str, Any], comparison: Comparison) -> None:

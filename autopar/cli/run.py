@@ -74,6 +74,7 @@ def command(ctx: click.Context, /, plan: str, as_json: bool, **options: Any) -> 
         sys.stderr.flush()
         os._exit(code)  # threads of a group that failed may never end
     found = read_plan(plan)
+    _refuse_pools(found, dry_run=options["dry_run"])
     if options["dry_run"]:
         _dry_run(found, options, as_json=as_json)
     elif options["top"] is not None:
@@ -84,6 +85,21 @@ def command(ctx: click.Context, /, plan: str, as_json: bool, **options: Any) -> 
         if failure is not None:
             _tell(failure, found.strategy.world_size)
             ctx.exit(failure.exit_code)
+
+
+def _refuse_pools(plan: Plan, *, dry_run: bool) -> None:
+    """Raise where a plan is for a mixed cluster: one machine has one kind of device. A rank of stages by pool can be built dry."""
+    from autopar.costmodel.spec.errors import Fault, raise_if
+    from autopar.mixed_problem import unequal_faults
+
+    if plan.mixed is None:
+        return
+    if dry_run:
+        raise_if(unequal_faults(plan))
+        return
+    given = f"a plan for a mixed cluster ({', '.join(f'{pool.name}={pool.cluster.num_gpus}' for pool in plan.mixed.pools)})"
+    fix = "autopar export --to torchrun starts its hosts in order; --dry-run builds one rank"
+    raise_if([Fault(field="plan", given=given, required="autopar run measures one kind of GPU", fix=fix)])
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -179,7 +195,9 @@ def _train(plan: str, options: dict[str, Any], *, as_json: bool) -> None:
 
     first = os.environ["RANK"] == "0"
     with progress_bar(options["steps"], shown=first) as progress:
-        result, measured = train(read_plan(plan), _options(options), progress)
+        given = read_plan(plan)
+        _refuse_pools(given, dry_run=False)
+        result, measured = train(given, _options(options), progress)
     if not first:
         return
     if (where := os.environ.get(RESULT_VARIABLE)) is not None:

@@ -61,7 +61,7 @@ class DeepSpeed:
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
         """The configuration, and the script."""
         call = [
-            *launch.rendezvous(question.cluster),
+            *launch.rendezvous(question.cluster, question.hosts),
             '"${TRAIN_SCRIPT:-train.py}"',
             '--deepspeed_config "$(dirname "${BASH_SOURCE[0]}")/ds_config.json"',
             *question.kept,

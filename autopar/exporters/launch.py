@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from autopar.costmodel.spec.cluster import ClusterSpec
 
+from . import launch_pools
 from .settings import Settings, Value
+
+if TYPE_CHECKING:
+    from autopar.host_order import HostRun
 
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """Fragmentation of the caching allocator alone makes runs of more than about 70 % of the memory fail: segments that grow do not
@@ -50,11 +55,14 @@ HOSTS_FILE = "hosts.txt"
 """Beside the script: ``rank host local_rank``, a line a rank."""
 
 
-def rendezvous(cluster: ClusterSpec) -> list[str]:
+def rendezvous(cluster: ClusterSpec, runs: Sequence[HostRun] = ()) -> list[str]:
     """torchrun and its flags over all lines but the program's; nodes and address come from the environment where they are set.
 
-    Where the plan names its hosts, a host's number and the address are the plan's unless the environment says otherwise.
+    Where the plan names its hosts, a host's number and the address are the plan's unless the environment says otherwise. Of a mixed
+    cluster ``runs`` has the hosts.
     """
+    if runs:
+        return launch_pools.rendezvous(runs, HOSTS_FILE)
     nodes, names = cluster.num_nodes, host_names(cluster)
     lines = [f"torchrun --nproc-per-node {gpus_per_node(cluster)}"]
     if nodes > 1:
@@ -75,13 +83,17 @@ def _node_rank(cluster: ClusterSpec) -> str:
     return f"""$(awk -v h="$(hostname -s)" {ours} "$(dirname "${{BASH_SOURCE[0]}}")/{HOSTS_FILE}")"""
 
 
-def host_names(cluster: ClusterSpec) -> tuple[str, ...]:
-    """The plan's hosts in rank order; empty where it names none."""
+def host_names(cluster: ClusterSpec, runs: Sequence[HostRun] = ()) -> tuple[str, ...]:
+    """The plan's hosts in rank order; empty where it names none, or not those of every pool (``runs``)."""
+    if runs:
+        return launch_pools.host_names(runs)
     return cluster.hosts.names if cluster.hosts is not None else ()
 
 
-def hosts_text(cluster: ClusterSpec) -> str:
+def hosts_text(cluster: ClusterSpec, runs: Sequence[HostRun] = ()) -> str:
     """``rank host local_rank`` for every rank."""
+    if runs:
+        return launch_pools.hosts_text(runs)
     each = gpus_per_node(cluster)
     ranks = (
         (rank, name, local) for node, name in enumerate(host_names(cluster)) for local in range(each) for rank in (node * each + local,)

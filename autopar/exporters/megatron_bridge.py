@@ -59,7 +59,7 @@ class MegatronBridge:
 
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
         """The configuration's module, and the script."""
-        call = [*launch.rendezvous(question.cluster), f'"$(dirname "${{BASH_SOURCE[0]}}")/{MODULE}.py"', '"$@"']
+        call = [*launch.rendezvous(question.cluster, question.hosts), f'"$(dirname "${{BASH_SOURCE[0]}}")/{MODULE}.py"', '"$@"']
         script = launch.script(header, self.configuration(question).environment, launch.command(call))
         return (
             ExportedFile(path=f"{MODULE}.py", text=_module(question, header)),

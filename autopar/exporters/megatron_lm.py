@@ -16,7 +16,7 @@ from .megatron_rules_pipeline import PIPELINE_RULES
 from .megatron_rules_ranks import RANK_RULES
 from .megatron_rules_states import STATE_RULES
 from .megatron_settings import PRECISIONS, settings_of
-from .rule import BrokenRule, Configuration, broken, compute_capability, inexpressible
+from .rule import BrokenRule, Configuration, broken, inexpressible
 
 if TYPE_CHECKING:
     from autopar.costmodel.spec.framework import ExecutionProfile
@@ -81,7 +81,7 @@ class MegatronLM:
         arrays |= {"KEPT": list(question.kept)} if question.kept else {}
         body = [line for name, words in arrays.items() for line in (*launch.array(name, words), "")]
         call = [
-            *launch.rendezvous(question.cluster),
+            *launch.rendezvous(question.cluster, question.hosts),
             '"${MEGATRON_PATH:-.}/pretrain_gpt.py"',
             *(f'"${{{name}[@]}}"' for name in arrays),
             '"$@"',
@@ -92,9 +92,8 @@ class MegatronLM:
 
 def environment(settings: Settings, question: Question) -> dict[str, str]:
     """Variables that Megatron checks, and the allocator's."""
-    capability = compute_capability(question.cluster.device.architecture)
     cut = question.strategy.tensor_parallel_size > 1 or question.strategy.context_parallel_size > 1
-    single = cut and 0 < capability < 10 and "use-megatron-fsdp" not in settings
+    single = cut and 0 < question.capability < 10 and "use-megatron-fsdp" not in settings
     return {**({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if single else {}), **launch.ALLOCATOR}
 
 

@@ -7,7 +7,6 @@ from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedul
 from . import megatron_layout as layout
 from .megatron_model import MODEL_SETTINGS, model_settings
 from .question import Question
-from .rule import compute_capability
 from .settings import Kind, Setting, Settings, Value, Vocabulary, integer, is_on, text, words
 
 _SIZES = (
@@ -91,7 +90,7 @@ def settings_of(question: Question) -> dict[str, Value]:
             written["expert-tensor-parallel-size"] = strategy.tensor_parallel_size * strategy.context_parallel_size
     if model.moe is not None:
         written["moe-token-dispatcher-type"] = "alltoall"
-        if compute_capability(question.cluster.device.architecture) >= GROUPED_FROM:
+        if question.capability >= GROUPED_FROM:
             written["moe-grouped-gemm"] = True
     return written | _sharding(question) | _recompute(question) | _precision(question)
 

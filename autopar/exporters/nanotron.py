@@ -67,7 +67,7 @@ class Nanotron:
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
         """The YAML and the script."""
         call = [
-            *launch.rendezvous(question.cluster),
+            *launch.rendezvous(question.cluster, question.hosts),
             '"${NANOTRON_PATH:-.}/run_train.py" --config-file "$(dirname "${BASH_SOURCE[0]}")/config.yaml"',
             '"$@"',
         ]  # fmt: skip

@@ -109,16 +109,19 @@ def _taken(target: Exporter, problem: Problem, question: Question, strategies: I
 def _one_change(question: Question) -> Iterator[Strategy]:
     """Single fields that a framework may lack, at their other values; then the changes that keep the number of GPUs."""
     strategy = question.strategy
-    yield from _respelled(question, strategy)
+    yield from respelled(question, strategy)
     yield from (candidate for _, candidate in neighbours(strategy))
 
 
-def _respelled(question: Question, strategy: Strategy) -> Iterator[Strategy]:
+def respelled(question: Question, strategy: Strategy) -> Iterator[Strategy]:
+    """``strategy`` with single fields at the values that other frameworks have for them."""
     yield replace(strategy, pipeline_layers=())
     for kind in ContextParallelKind:
         yield replace(strategy, context_parallel_kind=kind)
     yield replace(strategy, expert_tensor_parallel_size=1)
     yield replace(strategy, shard_group_size=0)
+    if strategy.stage_recompute_layers:
+        yield replace(strategy, stage_recompute_layers=())
     if strategy.recompute is Recompute.FULL:
         step = strategy.virtual_pipeline_stages
         yield replace(strategy, num_recompute_layers=0)
@@ -134,7 +137,7 @@ def _respelled(question: Question, strategy: Strategy) -> Iterator[Strategy]:
 def _two_changes(question: Question, once: Iterable[Strategy]) -> Iterator[Strategy]:
     seen: set[Strategy] = {question.strategy}
     for between in once:
-        for candidate in (*_respelled(question, between), *(following for _, following in neighbours(between))):
+        for candidate in (*respelled(question, between), *(following for _, following in neighbours(between))):
             if candidate not in seen:
                 seen.add(candidate)
                 yield candidate

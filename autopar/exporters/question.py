@@ -14,10 +14,13 @@ from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.schedule import stage_holders
 from autopar.costmodel.spec.strategy import EMPTY_ENDS, ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
 
+from .rule import compute_capability
+
 if TYPE_CHECKING:
     from autopar.costmodel.spec.cluster import ClusterSpec
     from autopar.costmodel.spec.model import ModelSpec
     from autopar.costmodel.spec.training import TrainingSpec
+    from autopar.host_order import HostRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +32,14 @@ class Question:
     layers: tuple[int, ...]
     kept: tuple[str, ...] = ()
     """Settings of this framework that the plan was imported with, as they stood."""
+    hosts: tuple[HostRun, ...] = ()
+    """Of a mixed cluster: its hosts in the order of ranks; ``problem`` is then as if all GPUs were of one kind. Empty where they are."""
 
     @classmethod
-    def of(cls, problem: Problem, strategy: Strategy, *, kept: tuple[str, ...] = ()) -> Question:
+    def of(cls, problem: Problem, strategy: Strategy, *, kept: tuple[str, ...] = (), hosts: tuple[HostRun, ...] = ()) -> Question:
         """The question that ``strategy`` answers for ``problem``."""
         plain = canonical(problem, strategy)
-        return cls(problem=problem, strategy=plain, layers=stage_layers(problem, plain), kept=kept)
+        return cls(problem=problem, strategy=plain, layers=stage_layers(problem, plain), kept=kept, hosts=hosts)
 
     @property
     def model(self) -> ModelSpec:
@@ -47,6 +52,12 @@ class Question:
     @property
     def cluster(self) -> ClusterSpec:
         return self.problem.cluster
+
+    @property
+    def capability(self) -> int:
+        """The least compute capability of its GPUs: all ranks of a job have the same settings; 0 where one has none or is not known."""
+        clusters = [run.cluster for run in self.hosts] or [self.cluster]
+        return min(compute_capability(cluster.device.architecture) for cluster in clusters)
 
     @property
     def num_microbatches(self) -> int:

@@ -48,7 +48,7 @@ class Configuration:
             settings=settings,
             world_size=question.strategy.world_size,
             model=question.model,
-            capability=compute_capability(question.cluster.device.architecture),
+            capability=question.capability,
             environment=environment or {},
             layers=question.layers,
         )

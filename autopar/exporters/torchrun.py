@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.layout import RankLayout
 from autopar.costmodel.spec.strategy import RankOrder, Strategy
+from autopar.host_order import blocks_of
 from autopar.io.hostlist import fold_hosts
 
-from . import launch
+from . import launch, slurm_pools
 from .exporter import ExportedFile
 from .rule import BrokenRule, inexpressible
 
@@ -44,12 +45,12 @@ class Torchrun:
         return (
             "The plan's sizes are in AUTOPAR_TENSOR_PARALLEL_SIZE and so on; ranks.json has the groups of every axis.",
             f"Ranks are numbered {rank_order(question.strategy)}, fastest first.",
-            *([f"{launch.HOSTS_FILE} has the host of every rank."] if launch.host_names(question.cluster) else []),
+            *([f"{launch.HOSTS_FILE} has the host of every rank."] if launch.host_names(question.cluster, question.hosts) else []),
         )
 
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
         """``launch.sh`` and ``ranks.json``."""
-        call = [*launch.rendezvous(question.cluster), '"${@:?the training program and its flags}"']
+        call = [*launch.rendezvous(question.cluster, question.hosts), '"${@:?the training program and its flags}"']
         script = launch.script(header, environment(question), launch.command(call))
         return (ExportedFile(path="launch.sh", text=script, executable=True), ranks_file(question))
 
@@ -60,13 +61,24 @@ class Slurm(Torchrun):
     name = "slurm"
     version = "slurm 23.02"
 
+    def broken_rules(self, question: Question) -> tuple[BrokenRule, ...]:
+        """The same, and a job has only so many components."""
+        return (*super().broken_rules(question), *inexpressible(slurm_pools.too_many_components(question.hosts)))
+
     def notes(self, question: Question) -> tuple[str, ...]:
         """The same, and where to submit from."""
+        if question.hosts:
+            return (*super().notes(question), *slurm_pools.notes(question.hosts))
         named = launch.host_names(question.cluster)
         return (*super().notes(question), *(["Submit from this folder: job.sbatch looks for hostfile there."] if named else []))
 
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
-        """``job.sbatch`` and ``ranks.json``; of a plan that names its hosts also the ``hostfile`` that puts them in rank order."""
+        """``job.sbatch`` and ``ranks.json``; of a plan that names its hosts also the ``hostfile`` that puts them in rank order.
+
+        Of a mixed cluster the job has a component a pool.
+        """
+        if question.hosts:
+            return (slurm_pools.job_file(question, header, environment(question)), ranks_file(question))
         cluster, each, names = question.cluster, launch.gpus_per_node(question.cluster), launch.host_names(question.cluster)
         directives = [
             f"#SBATCH --job-name={question.model.name}",
@@ -138,6 +150,8 @@ def environment(question: Question) -> dict[str, str]:
         training[f"{_PREFIX}STAGE_RECOMPUTE_LAYERS"] = ",".join(map(str, strategy.stage_recompute_layers))
     if strategy.rank_order is not RankOrder.TP_CP_DP_PP:
         training[f"{_PREFIX}RANK_ORDER"] = strategy.rank_order.value
+    if question.hosts:
+        training[f"{_PREFIX}HOSTS"] = ",".join(f"{run.nodes}x{run.pool}" for run in question.hosts)
     return {**launch.ALLOCATOR, **sizes, **training}
 
 
@@ -157,11 +171,28 @@ def ranks_file(question: Question) -> ExportedFile:
         for name, expert in (("dense", False), ("expert", True))
         if not expert or ranks.expert_grid_has_strides
     }
-    document = {"world_size": ranks.world_size, "gpus_per_node": launch.gpus_per_node(question.cluster), **grids}
+    nodes = {"hosts": _runs(question)} if question.hosts else {"gpus_per_node": launch.gpus_per_node(question.cluster)}
+    document = {"world_size": ranks.world_size, **nodes, **grids}
     return ExportedFile(path="ranks.json", text=json.dumps(document, indent=2) + "\n")
 
 
+def _runs(question: Question) -> list[dict[str, str | int]]:
+    """The hosts of every pool in the order of ranks, with the first rank on them."""
+    return [
+        {
+            "pool": block.pool,
+            "device": run.cluster.device.id,
+            "first_rank": block.first_rank,
+            "nodes": block.nodes,
+            "gpus_per_node": block.gpus_per_node,
+        }
+        for run, block in zip(question.hosts, blocks_of(question.hosts), strict=True)
+    ]
+
+
 def _uneven_nodes(question: Question) -> Iterator[Fault]:
+    if question.hosts:  # whose nodes are full: they could not be put in an order otherwise
+        return
     gpus, each = question.cluster.num_gpus, launch.gpus_per_node(question.cluster)
     if gpus % each:
         below = gpus // each * each

@@ -64,7 +64,7 @@ class Torchtitan:
         """The function's module, and the script that names it."""
         known, settings = TITAN_MODELS[question.model.name], self.configuration(question).settings
         call = [
-            *launch.rendezvous(question.cluster),
+            *launch.rendezvous(question.cluster, question.hosts),
             f"-m torchtitan.train --module {MODULE} --config {FUNCTION}",
             *question.kept,
             '"$@"',

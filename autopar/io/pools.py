@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
 
 Pools = Mapping[str, int] | Iterable[str]
 """``{"h100": 64, "a100-40gb": 64}`` or ``["h100=64", "a100-40gb=64"]``: devices or node types, and GPUs of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFile:
+    """What a cluster file with ``[[pools]]`` says."""
+
+    sizes: Mapping[str, int | None]
+    """GPUs by device or node type; None where the pool's hosts say how many."""
+    between: str | float | None = None
+    """As :func:`parse_rate` takes it."""
+    hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of the pools that name theirs."""
+
+
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*([kmgt]?)(b(?:it)?)(?:/s|ps)\s*", re.IGNORECASE)
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 

@@ -285,7 +285,8 @@ def _window(drawn: StepTimeline, title: str, start: float, finish: float) -> Lan
     for number, rank in enumerate(drawn.ranks[:MAX_RANKS]):
         pieces = [*_passes(rank, start, finish), *_end(drawn, number, start, finish)]
         busy = 1 - idle[number] / drawn.makespan_seconds if drawn.makespan_seconds else 1.0
-        rows.append(Lane(name=str(number), pieces=tuple(pieces), text=f"{busy:.1%}"))
+        name = f"{number} {drawn.pools[number]}" if drawn.pools else str(number)
+        rows.append(Lane(name=name, pieces=tuple(pieces), text=f"{busy:.1%}"))
     marks = {piece.mark for row in rows for piece in row.pieces}
     return Lanes(
         title=title,

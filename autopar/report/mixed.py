@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from autopar.costmodel.spec.errors import InvalidInputError
 from autopar.costmodel.spec.mixed import Lane, MixedStrategy
 from autopar.costmodel.spec.strategy import Strategy, split_text
 from autopar.costmodel.spec.units import GIB, format_bytes, format_count, format_seconds
+from autopar.host_order import HostRun, host_order
+from autopar.io.hostlist import fold_hosts
 
 from .tables import plain_table, wrapped_table
 from .text import batch_text, lines, search_line, speed_table, strategy_rows, time_table
@@ -29,8 +32,9 @@ def mixed_report(plan: Plan, expressed: Sequence[str] = ()) -> Iterator[Renderab
     """The whole of ``autopar plan --pool``; ``expressed`` says which frameworks take the plan."""
     assert plan.mixed is not None, "a report of plans for a mixed cluster"
     yield _headline(plan)
-    yield _strategy_table(plan, "best strategy" if plan.search.evaluated else "strategy")
+    yield _strategy_table(plan, "strategy" if plan.inputs.imported_from else "best strategy")
     yield _lanes_table(plan)
+    yield from lines("hosts start in this order", order_lines(plan))
     yield speed_table(plan.estimate)
     yield time_table(plan.estimate)
     yield _memory_table(plan.estimate)
@@ -42,7 +46,14 @@ def mixed_report(plan: Plan, expressed: Sequence[str] = ()) -> Iterator[Renderab
     yield from lines("assumed", plan.inputs.assumptions)
     yield from lines("constraints", plan.inputs.constraints)
     yield from lines("warnings", plan.estimate.warnings, style="yellow")
-    yield search_line(plan.search)
+    if not plan.inputs.imported_from:
+        yield search_line(plan.search)
+
+
+def pools_text(plan: Plan) -> str:
+    """``64 x NVIDIA H100 SXM5 80GB (dgx-h100) + 64 x NVIDIA A100 SXM4 40GB (dgx-a100-40gb)``."""
+    assert plan.mixed is not None, "a report of plans for a mixed cluster"
+    return " + ".join(f"{pool.cluster.num_gpus:,} x {pool.cluster.device.name} ({pool.cluster.id})" for pool in plan.mixed.pools)
 
 
 def _headline(plan: Plan) -> Text:
@@ -50,31 +61,62 @@ def _headline(plan: Plan) -> Text:
     model, training = plan.inputs.model, plan.inputs.training
     active = f", {format_count(model.num_active_parameters)} active" if model.moe else ""
     text = Text(model.name, style="bold")
-    pools = " + ".join(f"{pool.cluster.num_gpus:,} x {pool.cluster.device.name} ({pool.cluster.id})" for pool in plan.mixed.pools)
-    text.append(f" ({format_count(model.num_parameters)} parameters{active}) on {pools}", style="not bold")
+    text.append(f" ({format_count(model.num_parameters)} parameters{active}) on {pools_text(plan)}", style="not bold")
     rate = f"{plan.mixed.between.bandwidth / 1e9:g} GB/s a GPU between the pools"
     text.append(f"\n{batch_text(training)} a step, {training.precision.name}; {rate}", style="not bold")
     return text
 
 
+def order_lines(plan: Plan) -> list[str]:
+    """Whose hosts have which numbers; nothing of replicas, which no launcher is asked to start, or where one pool is used alone."""
+    assert plan.mixed is not None, "a report of plans for a mixed cluster"
+    if len(plan.mixed.lanes) > 1 or len(set(plan.mixed.lanes[0].pools)) == 1:
+        return []
+    try:
+        runs = host_order(plan.mixed, plan.strategy)
+    except InvalidInputError:
+        return []
+    return [f"{'node' if run.nodes == 1 else 'nodes'} {run.numbers}: {run.pool}{_named(run)}" for run in runs]
+
+
+def _named(run: HostRun) -> str:
+    return f", {fold_hosts(run.names)}" if run.names else f", {run.nodes} x {run.cluster.id}"
+
+
 def _strategy_table(plan: Plan, title: str) -> RenderableType:
     """The sizes that all lanes share; what each lane has of its own is in the next table."""
-    assert plan.mixed is not None, "a report of plans for a mixed cluster"
     table = field_table(title)
+    for name, value in mixed_strategy_rows(plan):
+        table.add_row(name, value)
+    return table
+
+
+def mixed_strategy_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The sizes that all lanes share, by name."""
+    assert plan.mixed is not None, "a report of plans for a mixed cluster"
     for name, value in strategy_rows(plan.strategy, plan.inputs.training.global_batch_size):
         if name == "micro-batch" and len(plan.mixed.lanes) > 1:
             value = str(plan.strategy.micro_batch_size)
         if name == "recompute" and any(lane.stage_recompute_layers for lane in plan.mixed.lanes):
             value = "full, on other layers in each pool"
-        table.add_row(name, value)
-    return table
+        yield name, value
 
 
 def _lanes_table(plan: Plan) -> RenderableType:
     """Who runs which stages, and how much of the batch."""
+    table = plain_table("who does what", *LANE_COLUMNS, left=1)
+    for row in lane_rows(plan):
+        table.add_row(*row)
+    return table
+
+
+LANE_COLUMNS = ("pool", "GPUs", "pipeline ranks", "layers", "replicas", "micro-batches", "recompute")
+
+
+def lane_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """A row for each run of pipeline ranks in one pool, lane by lane."""
     assert plan.mixed is not None, "a report of plans for a mixed cluster"
     whole = MixedStrategy(strategy=plan.strategy, lanes=plan.mixed.lanes)
-    table = plain_table("who does what", "pool", "GPUs", "pipeline ranks", "layers", "replicas", "micro-batches", "recompute", left=1)
     layers = [stage.num_layers for stage in plan.estimate.stages]
     row = 0
     for lane in plan.mixed.lanes:
@@ -82,7 +124,7 @@ def _lanes_table(plan: Plan) -> RenderableType:
         for pool, ranks in lane.ranks_by_pool:
             gpus = plan.strategy.tensor_parallel_size * plan.strategy.context_parallel_size * lane.data_parallel_size * ranks
             own = layers[row + first : row + first + ranks]
-            table.add_row(
+            yield (
                 pool,
                 f"{gpus:,}",
                 f"{first}" if ranks == 1 else f"{first} to {first + ranks - 1}",
@@ -93,7 +135,6 @@ def _lanes_table(plan: Plan) -> RenderableType:
             )
             first += ranks
         row += len(lane.pools)
-    return table
 
 
 def _microbatches_text(lane: Lane, round_size: int) -> str:

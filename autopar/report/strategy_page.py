@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from autopar.costmodel.spec.units import TERA, format_bytes, format_count, format_seconds
 
@@ -12,6 +13,10 @@ from .page import Markup, Section, bullets, details, facts, legend, page, paragr
 from .placement import placement_rows
 from .subject import Subject
 from .text import batch_text, strategy_rows
+
+if TYPE_CHECKING:
+    from autopar.costmodel.spec.plan import Plan
+    from autopar.costmodel.step_timeline import StepTimeline
 
 MAX_FRONT_ROWS = 40
 
@@ -27,13 +32,15 @@ def strategy_page(subject: Subject) -> str:
 def _sections(subject: Subject) -> Iterator[Section]:
     estimate = subject.estimate
     yield Section(id="strategy", title="The strategy", parts=(_strategy(subject),))
-    yield Section(id="time", title="Where the time goes", parts=(svg.bars(figure_data.time_terms(estimate)), _time_note()))
+    yield Section(id="time", title="Where the time goes", parts=(svg.bars(figure_data.time_terms(estimate)), time_note()))
     yield Section(id="memory", title="Where the memory goes", parts=tuple(_memory(subject)))
-    yield Section(id="timeline", title="The pipeline, micro-batch by micro-batch", parts=tuple(_timeline(subject)))
+    yield Section(
+        id="timeline", title="The pipeline, micro-batch by micro-batch", parts=tuple(timeline_parts(subject.timeline, subject.not_drawn))
+    )
     yield Section(id="communication", title="Communication", parts=tuple(_communication(subject)))
     yield Section(id="landscape", title="Time against memory", parts=tuple(_landscape(subject)))
     yield Section(id="alternatives", title="Alternatives", parts=tuple(_alternatives(subject)))
-    yield Section(id="rejected", title="What was not considered, and why", parts=tuple(_rejected(subject)))
+    yield Section(id="rejected", title="What was not considered, and why", parts=tuple(rejected_parts(subject.plan)))
     yield from origin_sections(subject)
 
 
@@ -82,7 +89,8 @@ def _strategy(subject: Subject) -> Markup:
     return table(("axis", "value"), strategy_rows(subject.strategy, subject.problem.training.global_batch_size), words=(0, 1))
 
 
-def _time_note() -> Markup:
+def time_note() -> Markup:
+    """What the terms of the step time are of."""
     return paragraph(
         "Of the pipeline rank that computes longest; the terms add up to the step time. Communication is what stays exposed after overlap."
         " Gradients and optimizer are of the rank that is last with them. MFU counts causal attention half and no recomputation.",
@@ -110,10 +118,10 @@ def _memory(subject: Subject) -> Iterator[Markup]:
     )
 
 
-def _timeline(subject: Subject) -> Iterator[Markup]:
-    drawn = subject.timeline
+def timeline_parts(drawn: StepTimeline | None, not_drawn: str) -> Iterator[Markup]:
+    """The pipeline as lanes of passes; or why it is ``not_drawn``."""
     if drawn is None:
-        yield paragraph(f"Not drawn: {subject.not_drawn}.", "note")
+        yield paragraph(f"Not drawn: {not_drawn}.", "note")
         return
     count, ranks = drawn.num_microbatches, len(drawn.ranks)
     of = f"{drawn.schedule.value} over {ranks} ranks" if ranks > 1 else "one pipeline rank"
@@ -229,15 +237,16 @@ def _alternatives(subject: Subject) -> Iterator[Markup]:
         yield bullets(f"{each.strategy.describe()}: {each.separated_by}" for each in subject.plan.alternatives if each.separated_by)
 
 
-def _rejected(subject: Subject) -> Iterator[Markup]:
-    if subject.plan is None:
+def rejected_parts(plan: Plan | None) -> Iterator[Markup]:
+    """How the search went, and which rule refused how many; nothing where none was searched."""
+    if plan is None:
         return
-    search = subject.plan.search
+    search = plan.search
     yield paragraph(f"{search.evaluated:,} strategies were evaluated ({search.method}; {search.optimality}).")
     if search.bound_seconds is not None:
         yield paragraph(f"No strategy, its stages placed evenly or not, has a step shorter than {format_seconds(search.bound_seconds)}.")
-    if subject.plan.inputs.constraints:
-        yield paragraph(f"Asked for: {', '.join(subject.plan.inputs.constraints)}.")
+    if plan.inputs.constraints:
+        yield paragraph(f"Asked for: {', '.join(plan.inputs.constraints)}.")
     from autopar.search.feasibility import summaries
 
     said = summaries()

@@ -41,10 +41,17 @@ HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.BACKWARD_INPU
 Event = dict[str, object]
 
 
-def trace_json(problem: Problem, strategy: Strategy, drawn: StepTimeline) -> str:
-    """The trace as JSON, one event a line; the same step gives the same bytes."""
+def trace_json(problem: Problem, strategy: Strategy, drawn: StepTimeline, *, cluster: str = "") -> str:
+    """The trace as JSON, one event a line; the same step gives the same bytes.
+
+    Args:
+        problem: whose step it is; of a mixed cluster its first pool's.
+        strategy: that is simulated.
+        drawn: its step.
+        cluster: what runs it, where that is not the problem's cluster.
+    """
     events = ",\n".join(json.dumps(event, separators=(",", ":")) for event in trace_events(problem, drawn))
-    about = json.dumps(_about(problem, strategy, drawn), indent=1)
+    about = json.dumps(_about(problem, strategy, drawn, cluster), indent=1)
     return f'{{"displayTimeUnit":"ms",\n"otherData":{about},\n"traceEvents":[\n{events}\n]}}\n'
 
 
@@ -69,13 +76,13 @@ def trace_events(problem: Problem, drawn: StepTimeline) -> Iterator[Event]:
         first += len(rank)
 
 
-def _about(problem: Problem, strategy: Strategy, drawn: StepTimeline) -> dict[str, object]:
+def _about(problem: Problem, strategy: Strategy, drawn: StepTimeline, cluster: str) -> dict[str, object]:
     note = left_out(drawn)
     return {
         "schema_version": TRACE_SCHEMA_VERSION,
         "autopar_version": autopar.__version__,
         "model": problem.model.name,
-        "cluster": f"{problem.cluster.num_gpus} x {problem.cluster.device.name}, {problem.cluster.id}",
+        "cluster": cluster or f"{problem.cluster.num_gpus} x {problem.cluster.device.name}, {problem.cluster.id}",
         "strategy": strategy.describe(),
         "step_time_seconds": drawn.step_time_seconds,
         "origin": "simulated by the cost model, not recorded; one slice an axis and pass for communication, at the pass's end",
@@ -100,7 +107,8 @@ def _step(drawn: StepTimeline) -> Iterator[Event]:
 
 def _names(number: int, rank: RankActions, drawn: StepTimeline) -> Iterator[Event]:
     layers = ", ".join(layers_text(drawn, stage) for stage in sorted(set(rank.stage.tolist())))
-    yield _named("process_name", number, {"name": f"pipeline rank {number} (layers {layers})"})
+    on = f" on {drawn.pools[number]}" if drawn.pools else ""
+    yield _named("process_name", number, {"name": f"pipeline rank {number}{on} (layers {layers})"})
     yield _named("process_sort_index", number, {"sort_index": number})
     yield _named("thread_name", number, {"name": "compute"}, COMPUTE)
     yield _named("thread_name", number, {"name": "communication waited for"}, COMMUNICATION)

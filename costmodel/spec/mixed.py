@@ -123,6 +123,19 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostBlock:
+    """Hosts of one pool that follow each other in the order of ranks."""
+
+    pool: str
+    first_node: int
+    nodes: int
+    first_rank: int
+    gpus_per_node: int
+    names: tuple[str, ...] = ()
+    """In the order of ranks; empty where the pool's hosts are not named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MixedPlan:
     """What a plan for a mixed cluster says besides its strategy."""
 
@@ -135,3 +148,6 @@ class MixedPlan:
     seed: int
     references: tuple[Reference, ...] = ()
     """What a uniform plan would take: all GPUs as the slowest, and each pool alone."""
+    start_order: tuple[HostBlock, ...] = ()
+    """In which order the hosts start, so that each rank is in the pool of its stage; empty of replicas by pool, which no launcher is asked
+    to start."""

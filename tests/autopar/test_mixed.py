@@ -9,9 +9,11 @@ import pytest
 import autopar
 from autopar.costmodel.spec.errors import InvalidInputError, NoPlanError
 from autopar.costmodel.spec.plan import Plan
+from autopar.exporters.pools import who_runs_it
 from autopar.io.plan_file import dump_plan, parse_plan
 from autopar.io.pools import parse_rate, read_pools
-from autopar.mixed import estimate_of, expressed, mixed_of, posed
+from autopar.mixed import posed
+from autopar.mixed_problem import estimate_of, mixed_of
 from autopar.request import problem_of
 
 NO_BOUNDS = ((), (), (), ())
@@ -118,8 +120,8 @@ def test_what_a_uniform_plan_would_take_is_beside_it(plan: Plan) -> None:
 
 
 def test_what_takes_one_kind_of_gpu_says_so(plan: Plan) -> None:
-    for asked in (lambda: problem_of(plan), lambda: autopar.explain(plan), lambda: autopar.whatif(plan)):
-        with pytest.raises(InvalidInputError, match=r"h100=8, a100-40gb=8.*one kind of GPU.*autopar estimate"):
+    for asked in (lambda: problem_of(plan), lambda: autopar.whatif(plan)):
+        with pytest.raises(InvalidInputError, match=r"h100=8, a100-40gb=8.*one kind of GPU.*autopar estimate, explain and export take it"):
             asked()
     with pytest.raises(InvalidInputError, match="a plan for one kind of GPU"):
         mixed_of(replace(plan, mixed=None))
@@ -131,14 +133,14 @@ def test_nothing_fits_says_what_would() -> None:
 
 
 def test_who_takes_a_plan_is_told_by_framework_and_rule(plan: Plan) -> None:
-    said = expressed(plan)
+    said = who_runs_it(plan)
     assert plan.mixed is not None
     one_lane = len(plan.mixed.lanes) == 1
     assert any(line.startswith("megatron-lm takes it") for line in said) == one_lane
     shared = autopar.plan("llama3.2-1b", pools={"h100": 8, "a100-40gb": 8}, global_batch_size=64, fix={"pp": 1, "mbs": 1, "zero": 1})
     assert shared.mixed is not None
     assert len(shared.mixed.lanes) == 2
-    (line,) = expressed(shared)
+    (line,) = who_runs_it(shared)
     assert line.startswith("unequal_replicas: ")
 
 

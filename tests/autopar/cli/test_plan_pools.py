@@ -68,14 +68,78 @@ def test_the_genetic_search_says_that_it_is_one(autopar) -> None:
     assert mixed["seed"] == 3
 
 
-def test_estimate_prices_the_file_and_others_refuse_it(autopar, file: Path) -> None:
-    assert "who does what" in autopar("estimate", file).out
-    for command in (("explain", file), ("export", file, "--to", "megatron-lm"), ("compare", file, file), ("plan", "--improve", file)):
-        outcome = autopar(*command)
-        assert outcome.code == 2
-        assert "a plan for a mixed cluster (h100=4, a100-40gb=4)" in outcome.err
-    outcome = autopar("estimate", file, "--trace", "x.json")
-    assert (outcome.code, "no --trace yet" in outcome.err) == (2, True)
+def test_commands_that_take_the_file(autopar, file: Path, tmp_path: Path) -> None:
+    assert "who does what" in autopar("estimate", file, "--report", tmp_path / "p.html", "--trace", tmp_path / "t.json").out
+    assert "How evenly the pools are loaded" in (tmp_path / "p.html").read_text()
+    assert json.loads((tmp_path / "t.json").read_text())["otherData"]["cluster"].startswith("4 x NVIDIA H100 SXM5 80GB (dgx-h100) + 4 x")
+    explained = autopar("explain", file)
+    assert explained.code == 0
+    for expected in ("how evenly the pools are loaded", "why this one: single changes", "who runs it", "where the numbers come from"):
+        assert expected in explained.out
+    assert max(map(len, explained.out.splitlines())) <= 100
+    document = autopar("explain", file, "--json").document
+    assert (document["schema_version"], document["fits"]) == ("1.0", True)
+    compared = autopar("compare", file, file, "--json")
+    assert (compared.code, compared.document["plans"][1]["num_gpus"]) == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("whatif", "FILE"), "a plan for a mixed cluster (h100=4, a100-40gb=4): this takes plans for one kind of GPU"),
+        (("plan", "--improve", "FILE"), "autopar estimate, explain and export take it"),
+        (("estimate", "FILE", "--figures", "x"), "no --figures yet"),
+        (("explain", "FILE", "--gpus", "8"), "a plan file brings its own inputs"),
+        (("run", "FILE"), "autopar run measures one kind of GPU"),
+        (("run", "FILE", "--dry-run"), "it runs stages by pool, not replicas"),
+    ],
+)
+def test_commands_that_refuse_it(autopar, file: Path, command: tuple[str, ...], said: str) -> None:
+    outcome = autopar(*(str(file) if word == "FILE" else word for word in command))
+    assert outcome.code == 2
+    assert said in " ".join(outcome.err.split())
+
+
+def test_exports_and_imports(autopar, file: Path, tmp_path: Path) -> None:
+    """The plan is one of replicas: its runner-up of stages is written where that is asked for."""
+    refused = autopar("export", file, "--to", "megatron-lm", "--json")
+    assert (refused.code, refused.document["broken"][0]["rule"]) == (1, "unequal_replicas")
+    assert "plan with --pools-as stages" in refused.err
+    done = autopar("export", file, "--to", "megatron-lm", "--nearest", "-o", tmp_path / "run")
+    assert done.code == 0
+    assert "Hosts start in this order: node 0 is h100 (1 x dgx-h100), node 1 a100-40gb (1 x dgx-a100-40gb)." in done.err
+    back = autopar(
+        "import", tmp_path / "run" / "train.sh", "--from", "megatron-lm", "--pool", "h100=4", "a100-40gb=4", "--between", "25GB/s"
+    )
+    assert back.code == 0
+    assert "who does what" in back.out
+    assert "best strategy" not in back.out
+    assert "searched" not in back.out
+    wrong = autopar("import", tmp_path / "run" / "train.sh", "--from", "megatron-lm", "--between", "25GB/s")
+    assert (wrong.code, "none are given" in wrong.err) == (2, True)
+
+
+def test_a_cluster_file_in_place_of_the_words(autopar, tmp_path: Path) -> None:
+    pools = tmp_path / "pools.toml"
+    pools.write_text(
+        'between = "25GB/s"\n[[pools]]\ndevice = "h100"\nnum_gpus = 4\n[[pools]]\ndevice = "a100-40gb"\nnum_gpus = 4\nhosts = "old1"\n'
+    )
+    quick = ("--fix", "mbs=1", "zero=1", "tp=1", "pp=1", "cp=1")
+    outcome = autopar("plan", "--model", "llama3.2-1b", "--cluster", pools, "--gbs", 32, *quick, "--json")
+    assert outcome.code == 0
+    spelled = autopar("plan", *POOLS, *quick, "--json")
+    assert outcome.document["estimate"] == spelled.document["estimate"]
+    assert outcome.document["mixed"]["pools"][1]["cluster"]["hosts"]["names"] == ["old1"]
+    for arguments, said in (
+        (("plan", "--cluster", pools, "--pool", "h100=4", "a100=4"), "does not go together with pools"),
+        (("plan", "--cluster", pools, "--gpus", 8), "gpus=8: does not go together with pools"),
+        (("plan", "--cluster", pools, "--pareto", "time,memory"), "no --pareto yet"),
+        (("estimate", "--cluster", pools, "--gpus", 8), "`autopar plan` takes it"),
+    ):
+        wrong = autopar(*arguments, "--model", "llama3.2-1b")
+        assert (wrong.code, said in " ".join(wrong.err.split())) == (2, True)
+    assert autopar("schema", "cluster").document["anyOf"]
+    assert autopar("schema", "explain-mixed").document["properties"]["loads"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +156,7 @@ def test_estimate_prices_the_file_and_others_refuse_it(autopar, file: Path) -> N
         (("--pool", "h100=8", "a100=8", "--stages", "exact"), "stages=exact: layers are always placed"),
         (("--pool", "h100=8", "a100=8", "--objective", "memory"), "objective=memory: pools are planned for the shortest step"),
         (("--pool", "h100=8", "a100=8", "--pareto", "time,memory"), "no --pareto yet"),
-        (("--pool", "h100=8", "a100=8", "--report", "x.html"), "no --report yet"),
+        (("--pool", "h100=8", "a100=8", "--figures", "x"), "no --figures yet"),
         (("--pool", "h100=8", "a100=12"), "--pool a100: num_gpus=12"),
         (("--pool", "h100=8", "h9000=8"), "--pool h9000: device='h9000': not a known device"),
         (("--gpus", 8, "--between", "25GB/s"), "--between goes with pools"),

@@ -17,9 +17,11 @@ from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.spec.units import format_bytes, format_seconds
 from autopar.report import palette
 from autopar.report.comparison_page import comparison_page
+from autopar.report.mixed_page import mixed_page, mixed_subject
 from autopar.report.page import Markup, Section, escape, page, paragraph, table
 from autopar.report.strategy_page import strategy_page
 from autopar.report.subject import Subject, subject_of_strategy
+from tests.autopar.mixed_plans import named, replicas, staged
 
 VOID, CLOSED = {"meta", "br", "hr"}, {"rect", "line", "circle"}
 
@@ -73,10 +75,19 @@ def pages(subject: Subject, comparison: Comparison) -> dict[str, str]:
     problem, assumptions = build_problem("mixtral-8x7b", gpus=16)
     strategy = Strategy(tensor_parallel_size=2, sequence_parallel=True, expert_parallel_size=8, data_parallel_size=8)
     written = subject_of_strategy(problem, strategy, estimate(problem, strategy=strategy), assumptions)
-    return {"plan": strategy_page(subject), "estimate": strategy_page(written), "compare": comparison_page(comparison)}
+    return {
+        "plan": strategy_page(subject),
+        "estimate": strategy_page(written),
+        "compare": comparison_page(comparison),
+        "pools": mixed_page(mixed_subject(named(staged()), ("megatron-lm takes it",))),
+        "replicas": mixed_page(mixed_subject(replicas(), ())),
+    }
 
 
-@pytest.mark.parametrize("name", ["plan", "estimate", "compare"])
+PAGES = ("plan", "estimate", "compare", "pools", "replicas")
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_a_page_stands_alone(pages: dict[str, str], name: str) -> None:
     document = pages[name]
     assert document.startswith("<!doctype html>")
@@ -86,7 +97,7 @@ def test_a_page_stands_alone(pages: dict[str, str], name: str) -> None:
     assert all(link.startswith("#") for link in read(document).links)
 
 
-@pytest.mark.parametrize("name", ["plan", "estimate", "compare"])
+@pytest.mark.parametrize("name", PAGES)
 def test_a_page_can_be_read_without_seeing_it(pages: dict[str, str], name: str) -> None:
     reader = read(pages[name])
     assert reader.headings.count(1) == 1
@@ -109,6 +120,23 @@ def test_a_plan_has_every_part(pages: dict[str, str], subject: Subject) -> None:
     assert all(each.strategy.describe() in text for each in subject.plan.alternatives)
     assert all(assumption in text for assumption in subject.assumptions)
     assert all(name in text for name, count in subject.plan.search.rejected.items() if count)
+
+
+def test_a_page_of_pools_says_who_does_what_and_why(pages: dict[str, str]) -> None:
+    plan = staged()
+    text = " ".join(" ".join(read(pages["pools"]).text).split())
+    parts = [
+        format_seconds(plan.estimate.step_time_seconds),
+        "16 x NVIDIA H100 SXM5 80GB (dgx-h100) + 16 x NVIDIA A100 SXM4 40GB (dgx-a100-40gb)",
+        "25 GB/s a GPU between the pools", "How evenly the pools are loaded", "Peak memory of the pipeline ranks on h100",
+        "Peak memory of the pipeline ranks on a100-40gb", "0 a100-40gb", "3 h100", "nodes 0 to 1: a100-40gb, old[07,03]", "h100 alone",
+        "nothing fits", "a layer from h100 to a100-40gb", "megatron-lm takes it", "no measured run of a mixed cluster",
+    ]  # fmt: skip
+    assert [part for part in parts if part not in text] == []
+    other = " ".join(" ".join(read(pages["replicas"]).text).split())
+    assert "Of the replicas, those that end last are drawn." in other
+    assert "micro-batches from h100 to a100-40gb" in other
+    assert "Runners-up" in other
 
 
 def test_every_rule_that_refused_something_is_explained(subject: Subject) -> None:
@@ -212,7 +240,7 @@ def test_text_and_marks_stand_out_from_their_ground(dark: bool) -> None:
             assert contrast(pair[dark], ink["ground"]) >= 4.5, name
 
 
-@pytest.mark.parametrize("name", ["plan", "estimate", "compare"])
+@pytest.mark.parametrize("name", ["plan", "estimate", "compare", "pools"])
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 def test_a_browser_shows_it_whole_and_without_complaint(browser, pages, tmp_path: Path, name: str, width: int, dark: bool) -> None:
     path = tmp_path / f"{name}.html"

@@ -152,3 +152,22 @@ def test_a_long_step_is_drawn_at_its_ends_and_says_so(monkeypatch: pytest.Monkey
 def test_the_same_step_gives_the_same_bytes() -> None:
     one, other = (drawn(SCHEDULES[0]) for _ in range(2))
     assert trace_json(one[0], SCHEDULES[0], one[1]) == trace_json(other[0], SCHEDULES[0], other[1])
+
+
+def test_tracks_of_a_mixed_cluster_have_the_name_of_their_pool() -> None:
+    """Three of the pipeline's ranks hand on to their own pool, one to the other."""
+    from autopar.costmodel.pool_timeline import pool_timeline
+    from autopar.mixed_problem import mixed_of
+    from tests.autopar.mixed_plans import staged
+
+    problem, mixed = mixed_of(staged())
+    timeline = pool_timeline(problem, mixed)
+    found = json.loads(trace_json(problem.question, mixed.strategy, timeline, cluster="both pools"))
+    assert found["otherData"]["cluster"] == "both pools"
+    names = [event["args"]["name"] for event in found["traceEvents"] if event["name"] == "process_name"]
+    assert names[1:] == [
+        "pipeline rank 0 on a100-40gb (layers 0-4)", "pipeline rank 1 on a100-40gb (layers 5-8)",
+        "pipeline rank 2 on h100 (layers 9-20)", "pipeline rank 3 on h100 (layers 21-31)",
+    ]  # fmt: skip
+    ends = [max(event["ts"] + event["dur"] for event in track) for track in slices(found).values()]
+    assert max(ends) == pytest.approx(timeline.step_time_seconds * 1e6)
