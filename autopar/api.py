@@ -110,6 +110,7 @@ def plan(
     >>> autopar.plan("gpt-175b", gpus=256).strategy.describe()
     """
     from autopar.planning import LOOKED_AT, nothing_fits, planned, replaced, searched, sure_enough
+    from autopar.runnable import that_run
 
     if pools is not None:
         from autopar.mixed import plan_pools
@@ -146,10 +147,11 @@ def plan(
         refuse_unfinished(effort, interrupted=was_interrupted(result.summary))
         raise nothing_fits(asked.problem, asked.constraints, result, asked.texts)
     asked, result = replaced(asked, result, effort, top=most)
-    chosen, note = result.ranked[0], ""
+    kept, passed_over = that_run(asked.problem, result.ranked)
+    chosen, risk, result = kept[0], "", replace(result, ranked=kept)
     if asked.aims.objective is not Objective.MEMORY:
-        chosen, note = sure_enough(asked.problem, result.ranked)
-    told = replace(asked, assumptions=(*asked.assumptions, *([note] if note else ())))
+        chosen, risk = sure_enough(asked.problem, kept)
+    told = replace(asked, assumptions=(*asked.assumptions, *(note for note in (passed_over, risk) if note)))
     return planned(told, chosen.strategy, result, top=max(top, 1))
 
 
