@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.economics import Objective
-from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, raise_if
+from autopar.costmodel.spec.errors import Fault, NoPlanError, raise_if
 from autopar.costmodel.spec.plan import Plan
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.io.plan_file import read_plan, write_plan
@@ -346,17 +346,13 @@ def _named_plan(given: str | Path | Plan | tuple[Problem, Strategy], short: bool
     """Name, problem and strategy of one of the plans to compare, and the plan that they come from.
 
     Raises:
-        InvalidInputError: a file that is no plan; its faults name the file, since there are several.
+        InvalidInputError: a file that is no plan.
     """
     if isinstance(given, tuple):
         return given[1].describe(), given[0], given[1], None
     if isinstance(given, Plan):
         return given.strategy.describe(), problem_of(given), given.strategy, given
-    try:
-        plan = read_plan(given)
-    except InvalidInputError as error:
-        named = (fault if fault.field == "plan" else replace(fault, field=f"{given}: {fault.field}") for fault in error.faults)
-        raise InvalidInputError(tuple(named)) from None
+    plan = read_plan(given)
     return Path(given).name if short else str(given), problem_of(plan), plan.strategy, plan
 
 
