@@ -119,3 +119,10 @@ def test_torchtitans_pipelines_make_one_micro_batch_a_stage() -> None:
     flat, looped = (scored(row, recompute="full", notes=notes) for notes in ("Table 5: 1F1B", "Table 5: Interleaved 1F1B"))
     assert (flat.strategy.micro_batch_size, flat.strategy.virtual_pipeline_stages) == (4, 1)
     assert (looped.strategy.micro_batch_size, looped.strategy.virtual_pipeline_stages) == (4, 2)
+
+
+def test_context_parallelism_of_an_earlier_release_is_scored() -> None:
+    """torchtitan passed keys and values round a ring once; plans for today's gather them."""
+    case = case_of(replace(ROW, framework="torchtitan 2024-12", model_name="llama3.1-8b", tensor_parallel_size=1, context_parallel_size=8))
+    assert isinstance(case, Case)
+    assert case.strategy.context_parallel_kind not in case.problem.framework.context_parallel_kinds
