@@ -40,7 +40,14 @@ del _folder
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'autopar' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "autopar.api")), name)
+    try:
+        return getattr(import_module(_HOMES.get(name, "autopar.api")), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from autopar.costmodel.spec.errors import UnavailableError
+
+        raise UnavailableError(f"autopar.{name} needs torch: pip install 'autopar[runtime]'") from None
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.economics import Objective
-from autopar.costmodel.spec.errors import Fault, InvalidInputError, NoPlanError, raise_if
+from autopar.costmodel.spec.errors import Fault, NoPlanError, raise_if
 from autopar.costmodel.spec.plan import Plan
 from autopar.costmodel.spec.strategy import Strategy
 from autopar.io.plan_file import read_plan, write_plan
@@ -112,6 +112,7 @@ def plan(
     >>> autopar.plan("gpt-175b", gpus=256).strategy.describe()
     """
     from autopar.planning import LOOKED_AT, nothing_fits, planned, replaced, searched, sure_enough
+    from autopar.runnable import that_run
 
     of_file = pools_of_file(inputs.get("cluster")) if pools is None else None
     if pools is not None or of_file is not None:
@@ -151,10 +152,11 @@ def plan(
         refuse_unfinished(effort, interrupted=was_interrupted(result.summary))
         raise nothing_fits(asked.problem, asked.constraints, result, asked.texts)
     asked, result = replaced(asked, result, effort, top=most)
-    chosen, note = result.ranked[0], ""
+    kept, passed_over = that_run(asked.problem, result.ranked)
+    chosen, risk, result = kept[0], "", replace(result, ranked=kept)
     if asked.aims.objective is not Objective.MEMORY:
-        chosen, note = sure_enough(asked.problem, result.ranked)
-    told = replace(asked, assumptions=(*asked.assumptions, *([note] if note else ())))
+        chosen, risk = sure_enough(asked.problem, kept)
+    told = replace(asked, assumptions=(*asked.assumptions, *(note for note in (passed_over, risk) if note)))
     return planned(told, chosen.strategy, result, top=max(top, 1))
 
 
@@ -365,17 +367,13 @@ def _named_plan(given: str | Path | Plan | tuple[Problem, Strategy], short: bool
     """Name, problem and strategy of one of the plans to compare, and the plan that they come from.
 
     Raises:
-        InvalidInputError: a file that is no plan; its faults name the file, since there are several.
+        InvalidInputError: a file that is no plan.
     """
     if isinstance(given, tuple):
         return given[1].describe(), given[0], given[1], None
     if isinstance(given, Plan):
         return given.strategy.describe(), _question_of(given), given.strategy, given
-    try:
-        plan = read_plan(given)
-    except InvalidInputError as error:
-        named = (fault if fault.field == "plan" else replace(fault, field=f"{given}: {fault.field}") for fault in error.faults)
-        raise InvalidInputError(tuple(named)) from None
+    plan = read_plan(given)
     return Path(given).name if short else str(given), _question_of(plan), plan.strategy, plan
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autopar import __version__
-from autopar.costmodel.estimate import estimate, memory_probability
+from autopar.costmodel.estimate import UNSURE, estimate, memory_probability
 from autopar.costmodel.spec.economics import Objective
 from autopar.costmodel.spec.errors import NoPlanError
 from autopar.costmodel.spec.goodput import Goodput
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 10
 """Strategies that a plan is chosen from and its runners-up are of, or as many as are asked for."""
-SURE = 0.95
+SURE = UNSURE[1]
 """A strategy that fits with this probability fits surely."""
 WORTH_A_RISK = 0.005
 """What a strategy that does not has to be faster by, as a share of the step time, to be preferred to one that does."""
@@ -107,21 +107,26 @@ def planned(asked: Asked, chosen: Strategy, result: SearchResult, *, top: int) -
 
 
 def sure_enough(problem: Problem, ranked: Sequence[Ranked]) -> tuple[Ranked, str]:
-    """The fastest, unless it may well not fit and one that is hardly slower fits surely; and what was passed over, in words."""
+    """The fastest, unless it may well not fit and one that is hardly slower fits surely; and what was passed over, in words.
+
+    Where the fastest that fits surely is too slow for that, it is named.
+    """
     best = ranked[0]
     capacity = float(problem.cluster.device.memory_bytes)
     risk = memory_probability(problem, best.peak_memory_bytes, capacity)
     if risk is None or risk >= SURE:
         return best, ""
-    near = (each for each in ranked if each.step_time_seconds <= best.step_time_seconds * (1 + WORTH_A_RISK))
-    for each in near:
+    for each in ranked:
         probability = memory_probability(problem, each.peak_memory_bytes, capacity)
-        if probability is not None and probability >= SURE:
+        if probability is None or probability < SURE:
+            continue
+        if each.step_time_seconds <= best.step_time_seconds * (1 + WORTH_A_RISK):
             gain = 1 - best.step_time_seconds / each.step_time_seconds
-            passed = (
-                f"{best.strategy.describe()} is {gain:.1%} faster and fits with probability {risk:.0%}, this one with {probability:.0%}"
-            )
-            return each, f"memory: {passed}"
+            faster, sure = f"{best.strategy.describe()} is {gain:.1%} faster", f"fits with probability {risk:.0%}, this one with"
+            return each, f"memory: {faster} and {sure} {probability:.0%}"
+        loss = each.step_time_seconds / best.step_time_seconds - 1
+        slower, sure = f"{each.strategy.describe()} is {loss:.1%} slower", f"fits with probability {probability:.0%}, this one with"
+        return best, f"memory: {slower} and {sure} {risk:.0%}"
     return best, ""
 
 

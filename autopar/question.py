@@ -281,7 +281,7 @@ def read_constraints(
     fixed = gather(faults, lambda: parse_assignments(_texts(fix), flag="--fix")) or {}
     highest = gather(faults, lambda: parse_limits(_texts(maximum), flag="--max")) or {}
     lowest = gather(faults, lambda: parse_limits(_texts(minimum), flag="--min")) or {}
-    forbidden = gather(faults, lambda: parse_names(forbid, flag="--forbid")) or ()
+    forbidden = gather(faults, lambda: parse_names(_texts(forbid), flag="--forbid")) or ()
     raise_if(faults)
     constraints = Constraints(fixed=fixed, maximum=highest, minimum=lowest, forbidden=frozenset(forbidden))
     return constraints, constraint_texts(fixed, highest, lowest, forbidden)
@@ -290,4 +290,4 @@ def read_constraints(
 def _texts(values: Mapping[str, object] | Iterable[str]) -> list[str]:
     if isinstance(values, Mapping):
         return [f"{name}={getattr(value, 'value', value)}" for name, value in values.items()]
-    return list(values)
+    return [values] if isinstance(values, str) else list(values)

@@ -249,6 +249,9 @@ def resolve_model(model: str | Path | ModelSpec) -> ModelSpec:
     """The model that a catalog name, a path or a spec means; raises as :func:`build_problem`."""
     if isinstance(model, ModelSpec):
         return model
+    if not isinstance(model, str | Path):
+        required, fix = "a catalog name, a path of a config.json or a ModelSpec is needed", "autopar.parallelize takes a PyTorch model"
+        raise InvalidInputError(Fault(field="model", given=type(model).__name__, required=required, fix=fix))
     from autopar.catalog.models import model_names
 
     if is_file(model, model_names()):
@@ -345,7 +348,7 @@ def _reserve(memory_reserve: str | int | None) -> float | None:
     if memory_reserve is None:
         return None
     value = parse_bytes(memory_reserve, field="memory_reserve") if isinstance(memory_reserve, str) else memory_reserve
-    if value < 0:
+    if not 0 <= value < float("inf"):
         raise InvalidInputError(Fault(field="memory_reserve", given=str(value), required="0 bytes or more"))
     return float(value)
 
@@ -365,7 +368,7 @@ def _precision(name: str | None, device: DeviceSpec | None, notes: list[str]) ->
         masters = " with fp32 master weights" if chosen.master_weight_bytes else ""
         notes.append(f"precision: {chosen.name}{masters}{' and' if masters else ' with'} Adam{why}")
         return chosen
-    chosen = precision_named(name)
+    chosen = precision_named(str(name))
     if device is not None and chosen.linear.value not in device.peak_flops:
         known = ", ".join(device.peak_flops)
         raise InvalidInputError(

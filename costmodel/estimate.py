@@ -27,8 +27,8 @@ _COMMUNICATION = {
     "exposed_expert_communication": "expert",
 }
 
-UNSURE = (0.05, 0.99)
-"""Between these probabilities of fitting an estimate says so."""
+UNSURE = (0.05, 0.95)
+"""Between these probabilities of fitting an estimate warns: above, it fits surely."""
 
 
 def estimate(problem: Problem, strategy: Strategy) -> Estimate:

@@ -72,8 +72,9 @@ class Sweep:
     def visit(self, rows: StrategyColumns) -> None:
         """Evaluate ``rows`` with every choice of recomputation and keep what may matter."""
         choices = self.space.recompute
-        fewest, most = choices.layer_range(self.space.problem, rows.pipeline_parallel_size)
+        fewest, most = choices.step_range(self.space.problem, rows)
         covered = choices.full * np.maximum(most - fewest + 1, 0)
+        self._count_uneven(rows, covered)
         selective = choices.selective and self._selective
         asked = {
             "none": recomputing(rows, Recompute.NONE) if choices.none else None,
@@ -93,6 +94,13 @@ class Sweep:
         left = ~settled & (covered > 0)
         if left.any():
             self._visit_full(rows.take(left), (fewest[left], most[left]), (answers["fewest"].take(left), answers["most"].take(left)))
+
+    def _count_uneven(self, rows: StrategyColumns, covered: Ints) -> None:
+        """Numbers of layers that are not as many on each virtual stage, where the framework counts so, are refused by its rule."""
+        choices = self.space.recompute
+        counts = choices.count(self.space.problem, rows.pipeline_parallel_size) - int(choices.none) - int(choices.selective)
+        if uneven := int((counts - covered).sum()):
+            self.rejected["recomputed_layers"] += uneven
 
     def _visit_full(self, rows: StrategyColumns, layers: tuple[Ints, Ints], answers: tuple[Candidates, Candidates]) -> None:
         """Full recomputation on the fewest layers that fit, given the range of ``layers`` and the answers at its ends.
@@ -205,7 +213,7 @@ def anything_fits(space: Space) -> bool:
     if float(least_state_bytes(inputs)) > capacity * space.problem.cluster.num_gpus:
         return False
     for rows in space.slices():
-        fewest, most = choices.layer_range(space.problem, rows.pipeline_parallel_size)
+        fewest, most = choices.step_range(space.problem, rows)
         covered = most >= fewest
         frugal = [covering(space, rows.take(covered), most[covered])] if choices.full else []
         frugal += [recomputing(rows, Recompute.NONE)] if choices.none else []
@@ -215,9 +223,9 @@ def anything_fits(space: Space) -> bool:
     return False
 
 
-def covering(space: Space, rows: StrategyColumns, layers: Ints) -> StrategyColumns:
-    """``rows`` with full recomputation of ``layers`` of each rank; all of them are written 0."""
-    held = -(-space.problem.model.num_layers // rows.pipeline_parallel_size)
+def covering(space: Space, rows: StrategyColumns, steps: Ints) -> StrategyColumns:
+    """``rows`` with full recomputation of so many steps of layers of each rank; all of them are written 0."""
+    held, layers = -(-space.problem.model.num_layers // rows.pipeline_parallel_size), steps * space.recompute.step(rows)
     return recomputing(rows, Recompute.FULL, np.where(layers >= held, 0, layers))
 
 

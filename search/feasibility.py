@@ -51,6 +51,7 @@ _ORDER = (
     "experts_need_sequence_parallel",
     "global_batch_divides",
     "layer_in_every_stage",
+    "stages_divide_layers",
     "pipeline_layers",
     "schedule_supported",
     "virtual_stages",
@@ -145,9 +146,8 @@ def _sharding_has_ranks(problem: Problem, columns: StrategyColumns) -> Bools:
     stage_ranks = columns.context_parallel_size * columns.data_parallel_size
     expert_ranks = stage_ranks * columns.tensor_parallel_size // (columns.expert_parallel_size * columns.expert_tensor_parallel_size)
     several = (stage_ranks > 1) | ((expert_ranks > 1) & (problem.model.moe is not None))
-    stages = problem.framework.zero_stages
-    piped = [stage for stage in stages if stage in problem.framework.zero_stages_with_pipeline]
-    lowest = np.where(columns.pipeline_parallel_size > 1, min(piped, default=0), min(stages, default=0))
+    alone, piped = problem.framework.zero_stages, problem.framework.zero_stages_with_pipeline
+    lowest = np.where(columns.pipeline_parallel_size > 1, min(piped, default=0), min(alone, default=0))
     return np.asarray(several | (columns.zero_stage == lowest))
 
 

@@ -117,7 +117,7 @@ class _Pass:
         All in one evaluation: its cost is mostly by pipeline shape, hardly by row.
         """
         choices = self.space.recompute
-        fewest, most = choices.layer_range(self.space.problem, rows.pipeline_parallel_size)
+        fewest, most = choices.step_range(self.space.problem, rows)
         full = np.flatnonzero(choices.full & (most >= fewest))
         parts = [recomputing(rows, Recompute.NONE)] if choices.none else []
         if choices.selective and self._selective:

@@ -258,9 +258,8 @@ class _Placer:
             return [0]
         if choices.full and self._space.problem.framework.recompute_by_stage:
             return [None]
-        whole = -(-budget.num_layers // budget.num_ranks)
-        most = whole if choices.most is None else min(choices.most, whole)
-        return [*([0] if choices.none else []), *(range(min(choices.fewest, whole), most + 1) if choices.full else ())]
+        held = -(-budget.num_layers // budget.num_ranks)
+        return [*([0] if choices.none else []), *choices.of_rank(held, budget.num_stages // budget.num_holders)]
 
 
 def _is_single(budget: StageBudget) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from autopar.costmodel.columns import Bools, StrategyColumns
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.errors import Fault
+from autopar.costmodel.spec.framework import RecomputeCount
 from autopar.costmodel.spec.schedule import schedule_faults
 from autopar.costmodel.spec.strategy import EMPTY_ENDS, PipelineSchedule, Recompute, Strategy, balanced_layers, split_text
 
@@ -62,6 +63,19 @@ def _explain_stages(problem: Problem, strategy: Strategy) -> Fault:
     return Fault(field="pipeline_parallel_size", given=str(strategy.pipeline_parallel_size), required=required, fix=fix)
 
 
+def _stages_alike(problem: Problem, columns: StrategyColumns) -> Bools:
+    """A framework that places layers itself has stages that divide them."""
+    stages = columns.pipeline_parallel_size * columns.virtual_pipeline_stages
+    return np.asarray(problem.framework.places_layers | (problem.model.num_layers % stages == 0))
+
+
+def _explain_stages_alike(problem: Problem, strategy: Strategy) -> Fault:
+    size, layers = strategy.pipeline_parallel_size, problem.model.num_layers
+    required = f"{problem.framework.name} splits layers by itself, evenly where stages divide num_layers={layers}"
+    valid = [ranks for ranks in divisors(layers) if layers % (ranks * strategy.virtual_pipeline_stages) == 0]
+    return Fault(field="pipeline_parallel_size", given=str(size), required=required, fix=nearest(size, valid))
+
+
 def _layer_split(problem: Problem, columns: StrategyColumns) -> Bools:
     """An explicit split has one entry a virtual stage, none of them empty but the ends where they may be, and loses or adds no layer."""
     accepted = everything(columns)
@@ -70,7 +84,8 @@ def _layer_split(problem: Problem, columns: StrategyColumns) -> Bools:
     for row, split in enumerate(columns.pipeline_layers):
         if split:
             held = min(split[ends : len(split) - ends], default=1) >= 1 and min(split) >= 0
-            accepted[row] = len(split) == stages[row] and sum(split) == problem.model.num_layers and held
+            whole = len(split) == stages[row] and sum(split) == problem.model.num_layers
+            accepted[row] = problem.framework.places_layers and whole and held
     return accepted
 
 
@@ -81,6 +96,9 @@ def most_stages(problem: Problem) -> int:
 
 def _explain_layer_split(problem: Problem, strategy: Strategy) -> Fault:
     split, stages, layers = strategy.pipeline_layers, strategy.num_virtual_stages, problem.model.num_layers
+    if not problem.framework.places_layers:
+        required = f"{problem.framework.name} splits layers by itself"
+        return Fault(field="pipeline_layers", given=split_text(split), required=required, fix="leave it out")
     required = f"must be {stages} entries of at least 1 that sum to num_layers={layers}; these are {len(split)} and sum to {sum(split)}"
     fix = f"for example {split_text(balanced_layers(layers, stages))}" if stages <= most_stages(problem) else ""
     return Fault(field="pipeline_layers", given=split_text(split), required=required, fix=fix)
@@ -107,19 +125,23 @@ def _explain_schedule_supported(problem: Problem, strategy: Strategy) -> Fault:
     return Fault(field="pipeline_schedule", given=strategy.pipeline_schedule.value, required=required, fix=fix)
 
 
-def _virtual_stages(_: Problem, columns: StrategyColumns) -> Bools:
-    """Only an interleaved pipeline has several virtual stages a rank (and must); zero-bubble takes two as ZBV."""
+def _virtual_stages(problem: Problem, columns: StrategyColumns) -> Bools:
+    """Only an interleaved pipeline has several virtual stages a rank (and must); zero-bubble takes those that the framework has."""
     chunks = columns.virtual_pipeline_stages
-    interleaved = columns.is_schedule(PipelineSchedule.INTERLEAVED)
-    most = np.where(columns.is_schedule(PipelineSchedule.ZERO_BUBBLE), 2, 1)
-    return np.where(interleaved, (chunks >= 2) & (columns.pipeline_parallel_size > 1), chunks <= most)
+    interleaved, zero_bubble = columns.is_schedule(PipelineSchedule.INTERLEAVED), columns.is_schedule(PipelineSchedule.ZERO_BUBBLE)
+    plain = np.where(zero_bubble, np.isin(chunks, problem.framework.zero_bubble_virtual_stages), chunks == 1)
+    return np.where(interleaved, (chunks >= 2) & (columns.pipeline_parallel_size > 1), plain)
 
 
-def _explain_virtual_stages(_: Problem, strategy: Strategy) -> Fault:
+def _explain_virtual_stages(problem: Problem, strategy: Strategy) -> Fault:
     kind, chunks, ranks = strategy.pipeline_schedule, strategy.virtual_pipeline_stages, strategy.pipeline_parallel_size
     if kind is PipelineSchedule.INTERLEAVED and ranks == 1:
         fix = "pipeline_schedule=1f1b with virtual_pipeline_stages=1"
         return Fault(field="pipeline_parallel_size", given="1", required="interleaving needs at least 2 pipeline ranks", fix=fix)
+    allowed = problem.framework.zero_bubble_virtual_stages
+    if kind is PipelineSchedule.ZERO_BUBBLE and chunks <= 2:
+        required = f"{problem.framework.name} has zero_bubble with {' or '.join(map(str, allowed))} a rank"
+        return Fault(field="virtual_pipeline_stages", given=str(chunks), required=required, fix=nearest(chunks, allowed))
     return next(fault for fault in schedule_faults(kind, ranks, chunks, 4 * ranks) if fault.field == "virtual_pipeline_stages")
 
 
@@ -195,13 +217,14 @@ def _zero_stage(problem: Problem, columns: StrategyColumns) -> Bools:
     """The framework shards states this way, and does so under a pipeline where there is one."""
     alone = np.isin(columns.zero_stage, problem.framework.zero_stages)
     piped = np.isin(columns.zero_stage, problem.framework.zero_stages_with_pipeline)
-    return np.asarray(alone & (piped | (columns.pipeline_parallel_size == 1)))
+    return np.where(columns.pipeline_parallel_size > 1, piped, alone)
 
 
 def _explain_zero_stage(problem: Problem, strategy: Strategy) -> Fault:
     framework, piped = problem.framework, strategy.pipeline_parallel_size > 1
-    allowed = sorted(set(framework.zero_stages) & set(framework.zero_stages_with_pipeline) if piped else framework.zero_stages)
-    where = f" with pipeline_parallel_size={strategy.pipeline_parallel_size}" if piped else ""
+    allowed = sorted(framework.zero_stages_with_pipeline if piped else framework.zero_stages)
+    where = f" with pipeline_parallel_size={strategy.pipeline_parallel_size}" if piped else " without a pipeline"
+    where = where if framework.zero_stages != framework.zero_stages_with_pipeline else ""
     required = f"{framework.name} takes {', '.join(map(str, allowed)) or 'none'}{where}"
     return Fault(field="zero_stage", given=str(strategy.zero_stage), required=required, fix=nearest(strategy.zero_stage, allowed))
 
@@ -229,9 +252,11 @@ def layers_per_rank(problem: Problem, pipeline_parallel_size: int) -> int:
 
 
 def _recomputed_layers(problem: Problem, columns: StrategyColumns) -> Bools:
-    """Only full recomputation counts layers, at most those of a pipeline rank."""
-    most = -(-problem.model.num_layers // columns.pipeline_parallel_size)
-    return np.asarray((columns.num_recompute_layers == 0) | (columns.is_recompute(Recompute.FULL) & (columns.num_recompute_layers <= most)))
+    """Only full recomputation counts layers, at most those of a pipeline rank, and in numbers that the framework has."""
+    most, count = -(-problem.model.num_layers // columns.pipeline_parallel_size), columns.num_recompute_layers
+    by_stage = problem.framework.recompute_count is RecomputeCount.VIRTUAL_STAGES
+    has = (count % columns.virtual_pipeline_stages == 0) if by_stage else problem.framework.recompute_count is RecomputeCount.ANY
+    return np.asarray((count == 0) | (columns.is_recompute(Recompute.FULL) & ((count == most) | ((count < most) & has))))
 
 
 def _explain_recomputed_layers(problem: Problem, strategy: Strategy) -> Fault:
@@ -239,7 +264,14 @@ def _explain_recomputed_layers(problem: Problem, strategy: Strategy) -> Fault:
     if strategy.recompute is not Recompute.FULL:
         required = f"counts layers of recompute=full, and recompute is {strategy.recompute.value}"
         return Fault(field="num_recompute_layers", given=given, required=required, fix="num_recompute_layers=0, or recompute=full")
-    most = layers_per_rank(problem, strategy.pipeline_parallel_size)
+    most, chunks = layers_per_rank(problem, strategy.pipeline_parallel_size), strategy.virtual_pipeline_stages
+    if strategy.num_recompute_layers < most:
+        if problem.framework.recompute_count is RecomputeCount.ALL:
+            required = f"{problem.framework.name} recomputes all layers or none"
+            return Fault(field="num_recompute_layers", given=given, required=required, fix="num_recompute_layers=0, which is all of them")
+        required = f"{problem.framework.name} counts layers of each virtual stage, of which a rank has {chunks}"
+        above = min(-(-strategy.num_recompute_layers // chunks) * chunks, most)
+        return Fault(field="num_recompute_layers", given=given, required=required, fix=f"nearest valid: {above}")
     return Fault(field="num_recompute_layers", given=given, required=f"a pipeline rank holds {most} layers", fix=f"nearest valid: {most}")
 
 
@@ -283,6 +315,7 @@ PIPELINE_RULES: tuple[Rule, ...] = tuple(
         ("experts_under_pipeline", "pipeline_parallel_size", _experts_under_pipeline, _explain_experts_under_pipeline),
         ("global_batch_divides", "data_parallel_size", _data_batch, _explain_data_batch),
         ("layer_in_every_stage", "pipeline_parallel_size virtual_pipeline_stages", _stages, _explain_stages),
+        ("stages_divide_layers", "pipeline_parallel_size virtual_pipeline_stages", _stages_alike, _explain_stages_alike),
         ("pipeline_layers", "pipeline_parallel_size virtual_pipeline_stages", _layer_split, _explain_layer_split),
         ("schedule_supported", "pipeline_parallel_size pipeline_schedule", _schedule_supported, _explain_schedule_supported),
         (
@@ -303,7 +336,7 @@ PIPELINE_RULES: tuple[Rule, ...] = tuple(
         ("shard_group", "data_parallel_size context_parallel_size zero_stage shard_group_size", _shard_group, _explain_shard_group),
         (
             "recomputed_layers",
-            "pipeline_parallel_size recompute num_recompute_layers",
+            "pipeline_parallel_size virtual_pipeline_stages recompute num_recompute_layers",
             _recomputed_layers,
             _explain_recomputed_layers,
         ),

@@ -17,6 +17,7 @@ from autopar.costmodel.columns import CONTEXT_KINDS, RANK_ORDERS, SCHEDULES, Boo
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.pipeline_shape import lighter_split
 from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.framework import RecomputeCount
 from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
 
 from .constraints import Constraints
@@ -48,6 +49,10 @@ class Axis:
         return len(self.values)
 
 
+_WHOLE = 10**9
+"""Fewest layers where all are recomputed or none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputeChoices:
     """The recomputation axis: what the constraints leave of none, selective, and full on ``fewest`` to ``most`` layers a rank.
@@ -61,10 +66,12 @@ class RecomputeChoices:
     fewest: int
     most: int | None
     """None: all the layers of the fullest rank."""
+    by_virtual_stage: bool
+    """Whole layers on each virtual stage alone."""
 
     @classmethod
-    def of(cls, constraints: Constraints) -> RecomputeChoices:
-        """What ``constraints`` leave; ``num_recompute_layers=0`` is full recomputation of every layer."""
+    def of(cls, constraints: Constraints, count: RecomputeCount = RecomputeCount.ANY) -> RecomputeChoices:
+        """What ``constraints`` and the framework leave; ``num_recompute_layers=0`` is full recomputation of every layer."""
         asked = constraints.fixed.get("num_recompute_layers")
         whole = asked == 0 or "num_recompute_layers" in constraints.forbidden
         fewest = int(asked) if asked else max(1, constraints.minimum.get("num_recompute_layers", 1))
@@ -74,16 +81,35 @@ class RecomputeChoices:
             none=constraints.allows("recompute", Recompute.NONE) and not counted,
             selective=constraints.allows("recompute", Recompute.SELECTIVE) and not counted,
             full=constraints.allows("recompute", Recompute.FULL) and limit != 0,
-            fewest=10**9 if whole else fewest,
+            fewest=_WHOLE if whole or count is RecomputeCount.ALL else fewest,
             most=None if whole or not limit else limit,
+            by_virtual_stage=count is RecomputeCount.VIRTUAL_STAGES,
         )
 
     def layer_range(self, problem: Problem, pipeline_parallel_size: Ints) -> tuple[Ints, Ints]:
         """Fewest and most layers that full recomputation may cover on each row's ranks; the range may be empty."""
         held = -(-problem.model.num_layers // pipeline_parallel_size)
         most = held if self.most is None else np.minimum(held, self.most)
-        whole = self.fewest >= 10**9
+        whole = self.fewest >= _WHOLE
         return (held if whole else np.full_like(held, self.fewest)), np.asarray(most)
+
+    def step(self, rows: StrategyColumns) -> Ints:
+        """Layers that a rank of each row recomputes more at a time."""
+        return rows.virtual_pipeline_stages if self.by_virtual_stage else np.ones_like(rows.virtual_pipeline_stages)
+
+    def step_range(self, problem: Problem, rows: StrategyColumns) -> tuple[Ints, Ints]:
+        """:meth:`layer_range` in steps: the last one covers what is left of a rank that holds no whole number of them."""
+        fewest, most = self.layer_range(problem, rows.pipeline_parallel_size)
+        step, is_whole = self.step(rows), most >= -(-problem.model.num_layers // rows.pipeline_parallel_size)
+        last = np.where(is_whole, -(-most // step), most // step)
+        return -(-fewest // step), np.where(fewest <= most, last, 0)
+
+    def of_rank(self, held: int, virtual_stages: int) -> range:
+        """Counts of full recomputation on a rank of ``held`` layers, the last of which may be more than it holds."""
+        step = virtual_stages if self.by_virtual_stage else 1
+        most = held if self.most is None else min(self.most, held)
+        first = -(-min(self.fewest, held) // step) * step
+        return range(first, (-(-most // step) * step if most == held else most) + 1, step) if self.full else range(0)
 
     def count(self, problem: Problem, pipeline_parallel_size: Ints) -> Ints:
         """Choices of each row."""
@@ -106,7 +132,8 @@ class LayerSplits:
     def of(cls, problem: Problem, pipeline: Sequence[int], schedules: Sequence[tuple[int, int]]) -> LayerSplits:
         """The splits of every pipeline that these sizes, schedules and virtual stages make."""
         inputs, layers = Inputs.of(problem), problem.model.num_layers
-        shapes = [(kind, p, v) for p in pipeline for kind, v in schedules if p > 1 and p * v <= most_stages(problem)]
+        placed = pipeline if problem.framework.places_layers else ()
+        shapes = [(kind, p, v) for p in placed for kind, v in schedules if p > 1 and p * v <= most_stages(problem)]
         found = {shape: split for shape in shapes if (split := lighter_split(inputs, SCHEDULES[shape[0]], *shape[1:]))}
         places = {split: place for place, split in enumerate(dict.fromkeys(((), *found.values())))}
         most = most_stages(problem) + 1
@@ -156,7 +183,7 @@ class Space:
             axes=axes,
             splits=LayerSplits.of(problem, [p for (p,) in values["pipeline_parallel_size"]], values["pipeline_schedule"]),
             base=Strategy(shard_group_size=int(shard_group)),
-            recompute=RecomputeChoices.of(constraints),
+            recompute=RecomputeChoices.of(constraints, problem.framework.recompute_count),
             rules=(*hard, *taste),
         )
 
@@ -260,8 +287,13 @@ def _axes(problem: Problem, constraints: Constraints) -> tuple[Axis, ...]:
         Axis.of("expert_parallel_size expert_tensor_parallel_size", _expert_pairs(problem, constraints, tensor)),
         Axis.of("rank_order", _rank_orders(problem, constraints)),
         Axis.of("micro_batch_size", micro_batches(problem, constraints)),
-        Axis.of("zero_stage", constraints.choose("zero_stage", sorted(problem.framework.zero_stages))),
+        Axis.of("zero_stage", constraints.choose("zero_stage", _zero_stages(problem))),
     )
+
+
+def _zero_stages(problem: Problem) -> list[int]:
+    """With a pipeline or without one."""
+    return sorted({*problem.framework.zero_stages, *problem.framework.zero_stages_with_pipeline})
 
 
 def _tensor_pairs(sizes: Sequence[int], constraints: Constraints) -> list[tuple[int, int]]:

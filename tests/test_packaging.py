@@ -108,6 +108,12 @@ def test_importing_autopar_loads_nothing_else() -> None:
     assert loaded_by("import autopar; assert autopar.__version__").isdisjoint({"numpy", "pydantic", "rich", "click", *HEAVY})
 
 
+def test_the_runtime_without_torch_names_its_extra() -> None:
+    code = "import sys; sys.modules['torch'] = None\nimport autopar\ntry: autopar.parallelize\nexcept Exception as error: print(error)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "autopar.parallelize needs torch: pip install 'autopar[runtime]'\n"
+
+
 def test_the_command_line_starts_with_click_alone() -> None:
     loaded = loaded_by("from autopar.cli.app import run; assert run(['--version']) == 0; assert run(['plan', '--help']) == 0")
     assert loaded.isdisjoint({"numpy", "pydantic", "rich", *HEAVY})

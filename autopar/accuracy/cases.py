@@ -96,7 +96,7 @@ def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Ca
     )
 
 
-_RULES_OF_EMITTING = frozenset({"pipeline_schedule", "zero_stage"})
+_RULES_OF_EMITTING = frozenset({"pipeline_schedule", "zero_stage", "context_parallel_kind"})
 """A run that was measured did run: what a profile's framework would not be asked for today is no reason to skip it."""
 
 

@@ -103,10 +103,12 @@ def read_runs(path: Path) -> tuple[tuple[Run, ...], tuple[Skipped, ...]]:
     """The rows of a CSV file, and those that could not be read, with the reason.
 
     Raises:
-        InvalidInputError: no such file, too large, not text in UTF-8, or not CSV.
+        InvalidInputError: no such file, too large, not text in UTF-8, not CSV, or nothing in it that a table of runs has.
     """
     columns, rows = _rows(path)
     fault = _table_fault(columns)
+    if fault and not rows:
+        raise InvalidInputError(_unreadable(path, f"a table of runs is needed: {fault}"))
     runs: list[Run] = []
     skipped: list[Skipped] = []
     for number, row in enumerate(rows, start=2):

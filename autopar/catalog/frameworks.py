@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.costmodel.spec.errors import UnknownNameError
-from autopar.costmodel.spec.framework import ExecutionProfile
+from autopar.costmodel.spec.framework import ExecutionProfile, RecomputeCount
 from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder
 
 FOLDER = Path(__file__).parent / "frameworks"
@@ -35,7 +35,8 @@ def framework(name: str) -> ExecutionProfile:
     table["schedules"] = tuple(PipelineSchedule(kind) for kind in table["schedules"])
     table["context_parallel_kinds"] = tuple(ContextParallelKind(kind) for kind in table["context_parallel_kinds"])
     table["rank_orders"] = tuple(RankOrder(order) for order in table["rank_orders"])
-    for stages in ("zero_stages", "zero_stages_with_pipeline"):
+    table["recompute_count"] = RecomputeCount(table["recompute_count"])
+    for stages in ("zero_stages", "zero_stages_with_pipeline", "zero_bubble_virtual_stages"):
         table[stages] = tuple(table[stages])
     numbers = {f.name for f in fields(ExecutionProfile) if f.type == "float"}
     values: dict[str, Any] = {field: float(value) if field in numbers else value for field, value in table.items()}

@@ -7,6 +7,18 @@ autopar, 130 interrupted.
 
 from __future__ import annotations
 
-from .app import main
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave with its exit code; an interrupt while it still loads leaves like a later one."""
+    try:
+        from . import app
+    except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted\n")
+        sys.exit(130)
+    app.main(arguments)

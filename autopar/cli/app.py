@@ -54,6 +54,15 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], COMMANDS, n=1)
+            raise click.UsageError(f"{error.message}{f' Did you mean {close[0]!r}?' if close else ''}", ctx) from None
+
 
 @click.group(
     cls=LazyGroup,
@@ -71,10 +80,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave with its exit code."""
     # Arrays here are small: a second thread of numpy's linear algebra only spins, and starting it takes longer than the work.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows another, and nothing fails
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     sys.exit(run(arguments))
+
+
+def _open_closed_streams() -> None:
+    """Streams that the caller closed (``>&-``) take what is written, and lose it: Python has None in their place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - for as long as the process
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -138,7 +155,8 @@ def describe(error: Exception) -> tuple[str, int]:
     if isinstance(error, AutoparError) and error.exit_code != EXIT_INTERNAL:
         return str(error), error.exit_code
     if isinstance(error, OSError):  # a full disk, a data file that was removed: the machine's fault, not a bug
-        return str(error), EXIT_ABSENT
+        named = error.filename is not None or not error.strerror
+        return str(error) if named else f"the result cannot be written: {error.strerror}", EXIT_ABSENT
     detail = str(error).splitlines()
     hint = "" if os.environ.get("AUTOPAR_DEBUG") else "; set AUTOPAR_DEBUG=1 for the traceback"
     return f"internal error, a bug in autopar: {type(error).__name__}{': ' + detail[0] if detail else ''}{hint}", EXIT_INTERNAL

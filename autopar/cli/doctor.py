@@ -23,10 +23,10 @@ REQUIRED = ("numpy", "click", "rich", "pydantic")
 OPTIONAL = {
     "ortools": "stage partition by CP-SAT (autopar[search])",
     "networkx": "placement (autopar[search])",
-    "pandas": "reports (autopar[report])",
-    "scipy": "calibration (autopar[report])",
+    "deap": "genetic search of mixed clusters (autopar[search])",
+    "scipy": "the fits of benchmarks/calibration (autopar[report])",
     "matplotlib": "figures (autopar[report])",
-    "jinja2": "HTML reports (autopar[report])",
+    "pyyaml": "reading nanotron's and Accelerate's YAML (autopar[yaml])",
     "torch": "running a plan (autopar[runtime])",
     "cupy": "profiling a GPU (autopar[profile])",
 }

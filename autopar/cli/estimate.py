@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   autopar estimate --model gpt-175b --gpus 256 --gpu a100-sxm4-80gb --tp 8 --pp 4 --mbs 1
-  autopar estimate --model llama3-8b --gpus 8 --zero-stage 3 --recompute full --json
+  autopar estimate --model llama3-8b --gpus 8 --framework torchtitan --zero-stage 3 --recompute full --json
   autopar estimate plan.json
   autopar estimate plan.json --report plan.html --trace step.json
 

@@ -122,7 +122,8 @@ def strategy_options() -> Callable[[F], F]:
             click.option("--dp", type=COUNT, metavar="N", help="Data parallel size.  [default: GPUs / (tp x pp x cp)]"),
             click.option("--cp", type=COUNT, metavar="N", help="Context parallel size."),
             click.option(
-                "--cp-kind", type=click.Choice(("ring", "all_gather", "ulysses")), help="How context parallel ranks share attention.",
+                "--cp-kind", type=click.Choice(("ring", "all_gather", "ulysses")),
+                help="How context parallel ranks share attention.  [default: the framework's]",
             ),
             click.option("--ep", type=COUNT, metavar="N", help="Expert parallel size, folded over the ranks of a stage."),
             click.option("--etp", type=COUNT, metavar="N", help="Tensor parallel size inside an expert."),

@@ -23,6 +23,9 @@ _IMPORTERS = {
     "torchtitan": "torchtitan:Torchtitan",
 }
 
+MAX_CONFIGURATION_BYTES = 2**17
+"""Those of people have a few kilobytes, and the readers of shell and YAML take seconds for more than this."""
+
 
 def importer_names() -> tuple[str, ...]:
     """What ``--from`` takes."""
@@ -71,6 +74,9 @@ def source_of(given: str) -> Source:
     if not _is_file(given) and any(char.isspace() for char in given.strip()):
         return Source(text=given, name="the command", folder=Path.cwd())
     content = read_bytes(given, field="configuration")
+    if len(content) > MAX_CONFIGURATION_BYTES:
+        required, fix = f"holds {len(content):,} bytes, more than any configuration", "name the script or the settings, not a log"
+        raise InvalidInputError(Fault(field="configuration", given=repr(given), required=required, fix=fix))
     try:
         return Source(text=content.decode("utf-8-sig"), name=given, folder=Path(given).resolve().parent)
     except UnicodeDecodeError as error:

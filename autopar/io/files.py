@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
+from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnsupportedVersionError, raise_if
 
 MAX_FILE_BYTES = 64 * 2**20
 
@@ -30,6 +32,16 @@ def read_bytes(path: str | Path, *, field: str = "file") -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidInputError(_unusable(field, path, "cannot be read", error)) from None
+
+
+@contextmanager
+def content_of(path: str | Path) -> Iterator[None]:
+    """Faults of a file's content name the file: a command may have read several."""
+    try:
+        yield
+    except InvalidInputError as error:
+        kind = UnsupportedVersionError if isinstance(error, UnsupportedVersionError) else InvalidInputError
+        raise kind([replace(fault, field=f"{path}: {fault.field}") for fault in error.faults]) from None
 
 
 def write_folder(folder: str | Path, files: Iterable[tuple[str, bytes]], *, field: str) -> tuple[str, ...]:

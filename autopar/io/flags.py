@@ -130,7 +130,7 @@ def make_strategy(values: Mapping[str, object], *, world_size: int | None = None
 
     ``data_parallel_size`` is ``world_size`` over the other sizes where it is absent; sequence parallelism is on where
     tensor parallelism is, and a schedule follows from the virtual stages, unless they are given. A ``framework`` without
-    sequence parallelism or ZeRO-1 gets what it has instead: none, and its lowest stage.
+    sequence parallelism, ZeRO-1 or rings gets what it has instead: none, its lowest stage, its own context parallelism.
 
     Raises:
         InvalidInputError: an unknown field, a value out of range, or sizes that do not make ``world_size``.
@@ -148,6 +148,8 @@ def make_strategy(values: Mapping[str, object], *, world_size: int | None = None
         pipelined = named.get("pipeline_parallel_size", 1) != 1
         stages = framework.zero_stages_with_pipeline if pipelined else framework.zero_stages
         named.setdefault("zero_stage", 1 if 1 in stages else min(stages))
+        if named.get("context_parallel_size", 1) != 1 and framework.context_parallel_kinds:
+            named.setdefault("context_parallel_kind", framework.context_parallel_kinds[0])
     named.setdefault("pipeline_schedule", PipelineSchedule.ONE_F_ONE_B if virtual == 1 else PipelineSchedule.INTERLEAVED)
     derived = "data_parallel_size" not in named
     strategy = Strategy(**named)  # type: ignore[arg-type]

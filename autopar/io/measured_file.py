@@ -25,7 +25,7 @@ from autopar.costmodel.spec.measured import (
 )
 
 from .codec import JsonValue, to_plain
-from .files import read_bytes, write_text
+from .files import content_of, read_bytes, write_text
 
 Document = Mapping[str, JsonValue]
 
@@ -71,7 +71,9 @@ def parse_measured(text: str | bytes) -> MeasuredProfile:
 
 def read_measured(path: str | Path) -> MeasuredProfile:
     """The profile in the file ``path``; raises as :func:`parse_measured`, or InvalidInputError when it cannot be read."""
-    return parse_measured(read_bytes(path, field="profile"))
+    text = read_bytes(path, field="profile")
+    with content_of(path):
+        return parse_measured(text)
 
 
 def write_measured(profile: MeasuredProfile, path: str | Path) -> None:

@@ -13,7 +13,7 @@ from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnsupportedV
 from autopar.costmodel.spec.plan import PLAN_SCHEMA_VERSION, Plan
 
 from .codec import from_json_as, load_json, to_json, unknown_fields
-from .files import read_bytes, write_text
+from .files import content_of, read_bytes, write_text
 
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 
@@ -41,7 +41,9 @@ def parse_plan(text: str | bytes) -> Plan:
 
 def read_plan(path: str | Path) -> Plan:
     """The plan in the file ``path``; raises as :func:`parse_plan`, or InvalidInputError when it cannot be read."""
-    return parse_plan(read_bytes(path, field="plan"))
+    text = read_bytes(path, field="plan")
+    with content_of(path):
+        return parse_plan(text)
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:

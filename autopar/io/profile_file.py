@@ -12,7 +12,7 @@ from autopar.costmodel.spec.errors import Fault, InvalidInputError, UnsupportedV
 from autopar.costmodel.spec.measured import MEASURED_KIND, MeasuredProfile
 
 from .codec import from_json_as, load_json, to_json
-from .files import read_bytes, write_text
+from .files import content_of, read_bytes, write_text
 from .measured_file import parse_measured
 
 KIND = "calibration"
@@ -55,7 +55,9 @@ def parse_calibration(text: str | bytes) -> Calibration:
 
 def read_calibration(path: str | Path) -> Calibration:
     """The calibration in the file ``path``; raises as :func:`parse_calibration`, or InvalidInputError when it cannot be read."""
-    return parse_calibration(read_bytes(path, field="profile"))
+    text = read_bytes(path, field="profile")
+    with content_of(path):
+        return parse_calibration(text)
 
 
 def read_profile(path: str | Path) -> Calibration | MeasuredProfile:
@@ -65,6 +67,11 @@ def read_profile(path: str | Path) -> Calibration | MeasuredProfile:
         InvalidInputError: neither kind, or not readable; has every fault with its path.
     """
     text = read_bytes(path, field="profile")
+    with content_of(path):
+        return _parsed(text)
+
+
+def _parsed(text: bytes) -> Calibration | MeasuredProfile:
     document = load_json(text)
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind not in (KIND, MEASURED_KIND):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from . import compare_view as view
@@ -31,7 +30,7 @@ def comparison_report(comparison: Comparison) -> Iterator[RenderableType]:
         table = plain_table("what differs", "", *(plan.label for plan in comparison.plans), left=1 + len(comparison.plans))
         for difference in comparison.differences:
             table.add_row(difference.field, *difference.values)
-        yield _as_wide_as_its_title(table)
+        yield table
     yield from _moved(comparison)
 
 
@@ -54,11 +53,6 @@ def _costs(comparison: Comparison) -> RenderableType:
     table = plain_table("what a token takes", *view.cost_columns(comparison))
     for plan in comparison.plans:
         table.add_row(*view.cost_row(plan))
-    return _as_wide_as_its_title(table)
-
-
-def _as_wide_as_its_title(table: Table) -> Table:
-    table.min_width = len(str(table.title))
     return table
 
 
@@ -71,4 +65,4 @@ def _moved(comparison: Comparison) -> Iterator[RenderableType]:
         for movement in view.moved(movements):
             table.add_row(*row(movement))
         table.add_row(*row(view.total(movements)), style="bold")
-        yield _as_wide_as_its_title(table)
+        yield table

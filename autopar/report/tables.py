@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 
+class Titled(Table):
+    """A table under a title that may be wider than it: rich itself folds a title at the table's edge, within words."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        title, self.title = self.title, None
+        try:
+            if title:
+                yield Text(str(title), style=self.title_style or "")
+            yield from super().__rich_console__(console, options)
+        finally:
+            self.title = title
+
+
 def plain_table(title: str, *columns: str, left: int = 1) -> Table:
     """A table with a header rule; the columns after the first ``left`` hold figures and are aligned right."""
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1)
-    )
+    table = Titled(title=title, title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
     for index, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=index == 0, justify="left" if index < left else "right")
     return table
@@ -29,7 +41,7 @@ def wrapped_table(title: str, *columns: str) -> Table:
 
 def field_table(title: str) -> Table:
     """Two columns, names and values, without a header."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    table = Titled(title=title, title_style="bold", box=None, show_header=False, pad_edge=False, padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     return table
@@ -42,8 +54,8 @@ def share_bar(share: float, width: int = 20) -> str:
 
 def bullet_list(title: str, texts: Sequence[str], *, style: str = "") -> Table:
     """A titled list; long items continue under their own first word."""
-    table = Table.grid(padding=(0, 1))
-    table.title, table.title_justify, table.title_style = title, "left", f"bold {style}".strip()
+    table = Titled.grid(padding=(0, 1))
+    table.title, table.title_style = title, f"bold {style}".strip()
     table.add_column(width=1)
     table.add_column(overflow="fold")
     for text in texts:

@@ -7,8 +7,20 @@ is a property of the framework, written down once in ``autopar/catalog/framework
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from .strategy import ContextParallelKind, PipelineSchedule, RankOrder
+
+
+class RecomputeCount(StrEnum):
+    """Of how many of a pipeline rank's layers a framework can repeat the forward pass."""
+
+    ANY = "any"
+    """Any number."""
+    VIRTUAL_STAGES = "virtual_stages"
+    """As many on each virtual stage of a rank (Megatron counts for each model chunk)."""
+    ALL = "all"
+    """All of them or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +142,10 @@ class ExecutionProfile:
     ulysses_repeats_kv_heads: bool
     """Ulysses works with more ranks than key-value heads: each head goes to several (DeepSpeed; not Transformer Engine)."""
     schedules: tuple[PipelineSchedule, ...]
+    zero_bubble_virtual_stages: tuple[int, ...]
+    """Virtual stages a rank that its zero-bubble schedule has: 1 (ZB-H1), 2 (ZBV)."""
     zero_stages: tuple[int, ...]
+    """Without a pipeline."""
     zero_stages_with_pipeline: tuple[int, ...]
     vocab_padding_multiple: int
     """The vocabulary is padded to a multiple of this x tensor parallel; 0 for no padding."""
@@ -139,8 +154,11 @@ class ExecutionProfile:
     sequence_parallel: bool
     empty_end_stages: bool
     """The first virtual stage may hold the embedding alone, and the last one the head (Megatron counts each as a layer)."""
+    places_layers: bool
+    """It can be told which stage holds how many layers; else it splits them itself, evenly where they divide."""
     rank_orders: tuple[RankOrder, ...]
     """How it can number ranks, its own default first."""
+    recompute_count: RecomputeCount
     recompute_by_stage: bool
     """Each virtual stage can recompute a number of layers of its own; else they all recompute as many."""
     source: str

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import autopar
+from autopar.costmodel.estimate import memory_probability, memory_warnings
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.strategy import RankOrder, Strategy
 from autopar.planning import SURE, runners_up, sure_enough
@@ -62,10 +63,30 @@ def test_hardly_slower_and_sure_to_fit_is_preferred(shares: list[tuple[float, fl
     problem, strategies = with_memory(shares)
     found, note = sure_enough(problem, strategies)
     assert found is strategies[chosen]
-    assert (note != "") == (chosen > 0)
     if chosen:
         assert strategies[0].strategy.describe() in note
         assert "faster and fits with probability" in note
+
+
+def test_the_fastest_that_fits_surely_is_named_where_it_is_too_slow() -> None:
+    problem, strategies = with_memory([(1.0, 0.999), (1.004, 0.998), (1.03, 0.5), (1.04, 0.4)])
+    found, note = sure_enough(problem, strategies)
+    assert found is strategies[0]
+    assert note.startswith(f"memory: {strategies[2].strategy.describe()} is 3.0% slower and fits with probability 100%, this one with ")
+
+
+@pytest.mark.parametrize("shares", [[(1.0, 0.7), (1.001, 0.5)], [(1.0, 0.999), (1.001, 0.998)]])
+def test_nothing_is_said_of_the_sure_or_where_none_is_surer(shares: list[tuple[float, float]]) -> None:
+    assert sure_enough(*with_memory(shares))[1] == ""
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.7, False), (0.999, True)])
+def test_memory_is_warned_of_where_it_may_not_suffice(share: float, warned: bool) -> None:
+    problem, (strategy,) = with_memory([(1.0, share)])
+    capacity = float(problem.cluster.device.memory_bytes)
+    probability = memory_probability(problem, strategy.peak_memory_bytes, capacity)
+    assert probability is not None
+    assert bool(memory_warnings(probability)) == warned == (probability < SURE)
 
 
 def test_without_residuals_the_fastest_is_taken() -> None:
@@ -74,7 +95,7 @@ def test_without_residuals_the_fastest_is_taken() -> None:
 
 
 def test_what_was_passed_over_is_a_runner_up_and_said() -> None:
-    plan = autopar.plan("llama3-70b", gpus=256)
+    plan = autopar.plan("gpt-175b", gpus=256)
     assert plan.estimate.fit_probability is not None
     assert plan.estimate.fit_probability >= SURE
     (note,) = (each for each in plan.inputs.assumptions if each.startswith("memory:"))

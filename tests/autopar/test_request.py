@@ -10,6 +10,7 @@ import pytest
 from autopar.catalog.hardware import cluster
 from autopar.catalog.models import model
 from autopar.costmodel.spec.errors import InvalidInputError
+from autopar.question import read_constraints
 from autopar.request import build_problem, looks_like_path
 
 
@@ -56,6 +57,8 @@ def test_a_cluster_of_another_size_is_refused() -> None:
         ({"global_batch_size": 0}, "global_batch_size=0"),
         ({"sequence_length": -1}, "sequence_length=-1"),
         ({"memory_reserve": -1}, "0 bytes or more"),
+        ({"memory_reserve": float("nan")}, "memory_reserve=nan: 0 bytes or more"),
+        ({"precision": 16}, "precision='16'"),
         ({"gpus": -8}, "-8"),
         ({"gpu": "h100", "cluster": "dgx-h100"}, "not both"),
     ],
@@ -63,6 +66,18 @@ def test_a_cluster_of_another_size_is_refused() -> None:
 def test_what_cannot_be_asked(arguments: dict, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         build_problem("gpt-175b", **{"gpus": 8, **arguments})
+
+
+@pytest.mark.parametrize("given", [None, 8, object()])
+def test_what_is_no_model(given: object) -> None:
+    with pytest.raises(InvalidInputError, match=r"a catalog name.* is needed; autopar\.parallelize takes a PyTorch model"):
+        build_problem(given, gpus=8)  # type: ignore[arg-type]
+
+
+def test_one_word_stands_for_a_list_of_one() -> None:
+    alone, listed = read_constraints("tp=8", "pp=4", "dp=2", "cp"), read_constraints(["tp=8"], ["pp=4"], ["dp=2"], ["cp"])
+    assert alone == listed
+    assert alone[1] == ("tp=8", "max pp=4", "min dp=2", "forbid cp")
 
 
 def test_all_faults_at_once() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from autopar.catalog.hardware import device
 from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.problem import Problem
+from autopar.costmodel.spec.framework import RecomputeCount
 from autopar.costmodel.spec.schedule import schedule_faults
 from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy, balanced_layers
 from autopar.search import feasibility
@@ -41,6 +42,7 @@ STRATEGIES = st.builds(
     stage_recompute_layers=st.sampled_from([(), (), (), (3, 3), (3, 1), (0, 2, 2), (6,), (4, 1), (2, 2)]),
 )
 PROBLEMS = (
+    "titan",
     "dense",
     "experts",
     "eager",
@@ -68,6 +70,7 @@ def problems(make_problem: Any, dense: Any, experts: Any) -> dict[str, Problem]:
         ),
         "low-precision": make_problem(dense, precision="fp8", batch=12, length=96, schedules=tuple(PipelineSchedule)),
         "data-parallel": make_problem(experts, framework="fsdp"),
+        "titan": make_problem(dense, framework="torchtitan"),
         "ulysses": make_problem(experts, framework="deepspeed"),
     }
 
@@ -89,10 +92,11 @@ def _context(problem: Problem, s: Strategy) -> bool:
     return problem.training.sequence_length % (2 * s.context_parallel_size) == 0
 
 
-def _virtual(_: Problem, s: Strategy) -> bool:
+def _virtual(problem: Problem, s: Strategy) -> bool:
     if s.pipeline_schedule is PipelineSchedule.INTERLEAVED:
         return s.pipeline_parallel_size > 1 and s.virtual_pipeline_stages > 1
-    return s.virtual_pipeline_stages <= (2 if s.pipeline_schedule is PipelineSchedule.ZERO_BUBBLE else 1)
+    zero_bubble = s.pipeline_schedule is PipelineSchedule.ZERO_BUBBLE
+    return s.virtual_pipeline_stages in (problem.framework.zero_bubble_virtual_stages if zero_bubble else (1,))
 
 
 def _microbatches(problem: Problem, s: Strategy) -> bool:
@@ -145,11 +149,13 @@ ORACLES: dict[str, Oracle] = {
     "pipeline_layers": lambda p, s: (
         s.pipeline_layers == ()
         or (
-            len(s.pipeline_layers) == s.num_virtual_stages
+            p.framework.places_layers
+            and len(s.pipeline_layers) == s.num_virtual_stages
             and sum(s.pipeline_layers) == p.model.num_layers
             and 0 not in (s.pipeline_layers[1:-1] if p.framework.empty_end_stages else s.pipeline_layers)
         )
     ),
+    "stages_divide_layers": lambda p, s: p.framework.places_layers or p.model.num_layers % s.num_virtual_stages == 0,
     "recomputed_stages": lambda p, s: (
         s.stage_recompute_layers == ()
         or (
@@ -192,7 +198,7 @@ ORACLES: dict[str, Oracle] = {
     "schedule_microbatches": _microbatches,
     "low_precision_alignment": _aligned,
     "zero_stage": lambda p, s: (
-        s.zero_stage in p.framework.zero_stages and (s.pipeline_parallel_size == 1 or s.zero_stage in p.framework.zero_stages_with_pipeline)
+        s.zero_stage in (p.framework.zero_stages if s.pipeline_parallel_size == 1 else p.framework.zero_stages_with_pipeline)
     ),
     "shard_group": lambda _, s: (
         s.shard_group_size == 0 or (s.zero_stage > 0 and s.data_parallel_size * s.context_parallel_size % s.shard_group_size == 0)
@@ -201,7 +207,17 @@ ORACLES: dict[str, Oracle] = {
     "rank_order_experts": _same_stages,
     "recomputed_layers": lambda p, s: (
         s.num_recompute_layers == 0
-        or (s.recompute is Recompute.FULL and s.num_recompute_layers <= -(-p.model.num_layers // s.pipeline_parallel_size))
+        or (
+            s.recompute is Recompute.FULL
+            and s.num_recompute_layers <= (held := -(-p.model.num_layers // s.pipeline_parallel_size))
+            and (
+                s.num_recompute_layers == held
+                or p.framework.recompute_count is RecomputeCount.ANY
+                or (
+                    p.framework.recompute_count is RecomputeCount.VIRTUAL_STAGES and s.num_recompute_layers % s.virtual_pipeline_stages == 0
+                )
+            )
+        )
     ),
 }
 

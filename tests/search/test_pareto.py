@@ -16,6 +16,7 @@ from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute
 from autopar.costmodel.step import evaluate
 from autopar.search import Constraints, enumerate_space, search
+from autopar.search.feasibility import RULES
 from autopar.search.pareto import dominated_in_time_and_memory, front, least_memory, non_dominated
 
 CASES = {
@@ -39,6 +40,7 @@ def every_strategy(problem: Problem, constraints: Constraints | None = None) -> 
             covered = np.where(count >= held[held >= max(count, 1)], 0, count)
             parts.append(some.with_columns(recompute=code, num_recompute_layers=covered))
     whole = StrategyColumns.concatenate(parts)
+    whole = whole.take(next(rule for rule in RULES if rule.name == "recomputed_layers").mask(problem, whole))
     found = evaluate(Inputs.of(problem), whole, simulate=True)
     fits = found.fits
     return whole.take(fits), found.step_time_seconds[fits], found.peak_memory_bytes[fits]

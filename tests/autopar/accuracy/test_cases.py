@@ -140,3 +140,10 @@ def test_experts_over_nodes_under_virtual_stages_are_exchanged_beside_compute(ex
     assert isinstance(case, Case)
     assert (case.problem.framework.expert_overlap == 0.8) is overlapped
     assert any("recipes have it" in note for note in case.notes) is overlapped
+
+
+def test_context_parallelism_of_an_earlier_release_is_scored() -> None:
+    """torchtitan passed keys and values round a ring once; plans for today's gather them."""
+    case = case_of(replace(ROW, framework="torchtitan 2024-12", model_name="llama3.1-8b", tensor_parallel_size=1, context_parallel_size=8))
+    assert isinstance(case, Case)
+    assert case.strategy.context_parallel_kind not in case.problem.framework.context_parallel_kinds

@@ -98,8 +98,9 @@ def test_a_huge_cell_is_refused(tmp_path: Path) -> None:
         read_runs(path)
 
 
-def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
+def test_an_empty_file_is_no_table(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("")
-    assert read_runs(path) == ((), ())
+    with pytest.raises(InvalidInputError, match="a table of runs is needed: the table has no column device"):
+        read_runs(path)
     assert Run(run_id="x").step_time_seconds is None

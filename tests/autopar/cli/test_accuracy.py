@@ -47,7 +47,7 @@ def test_several_tables_are_scored_together(autopar) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "nothing to score: 0 rows"),
+        ("device,num_gpus,sequence_length,global_batch_size,tensor_parallel_size,pipeline_parallel_size,step_time_seconds\n", "0 rows"),
         ("a,b\n1,2\n", "nothing to score: all of 1 rows skipped"),
         ("device,num_gpus\nh100,8\nh100,8\n", "nothing to score: all of 2 rows skipped"),
     ],
@@ -92,3 +92,11 @@ def test_bad_input_is_code_2(autopar, arguments: tuple[object, ...], message: st
     outcome = autopar("accuracy", *arguments)
     assert outcome.code == 2
     assert message in outcome.err
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"a": 1,\n', "run_id,device"])
+def test_what_is_no_table_of_runs_is_bad_input(autopar, tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    outcome = autopar("accuracy", tmp_path / "plan.json")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "a table of runs is needed: the table has no column" in outcome.err

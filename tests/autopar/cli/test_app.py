@@ -43,7 +43,7 @@ def test_commands_are_the_modules_of_the_folder() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plna"], "No such command 'plna'"),
+        (["plna"], "No such command 'plna'. Did you mean 'plan'?"),
         (["plan"], "Missing option '--model'"),
         (["plan", "--model", "gpt-175b", "--gpus", "many"], "'many' is not a whole number from 1 to 10,000,000"),
         (["plan", "--model", "gpt-175b", "--gpus", "0"], "'0' is not a whole number from 1 to"),
@@ -133,6 +133,21 @@ def test_an_interrupt_is_code_130() -> None:
     assert result.stderr == "error: interrupted\n"
 
 
+def test_an_interrupt_while_modules_load_is_code_130() -> None:
+    code = "import sys; from autopar.cli import main\nclass Interrupting:\n  def find_spec(self, name, path=None, target=None):\n"
+    code += "    if name == 'click': raise KeyboardInterrupt\nsys.meta_path.insert(0, Interrupting()); main(['schema', 'plan'])"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 128 + signal.SIGINT
+    assert result.stderr == "error: interrupted\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_closed_streams_lose_what_is_written(closed: str) -> None:
+    command = f'"$0" -m autopar catalog list frameworks {closed}'
+    result = subprocess.run(["sh", "-c", command, sys.executable], cwd=ROOT, capture_output=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_script(autopar, shell: str) -> None:
     outcome = autopar("completion", shell)
@@ -154,7 +169,7 @@ def test_a_full_disk_is_no_bug() -> None:
             [sys.executable, "-m", "autopar", "schema", "plan"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False
         )
     assert result.returncode == 3
-    assert b"No space left on device" in result.stderr
+    assert b"the result cannot be written: No space left on device" in result.stderr
     assert result.stderr.count(b"\n") == 1
 
 

@@ -85,6 +85,11 @@ def test_doctor_is_ready_here(autopar) -> None:
     assert "ready to plan" in autopar("doctor").out
 
 
+def test_doctor_knows_every_extra(autopar) -> None:
+    """Each package of the extras that a command of autopar imports."""
+    assert {"ortools", "networkx", "deap", "matplotlib", "pyyaml", "torch", "cupy"} <= set(autopar("doctor", "--json").document["optional"])
+
+
 def test_doctor_says_what_is_absent(autopar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "REQUIRED", ("numpy", "no-such-distribution-of-ours"))
     outcome = autopar("doctor")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import autopar as package
+from autopar.cli.estimate import EPILOG
 from autopar.costmodel.spec.errors import NoPlanError
 from autopar.costmodel.spec.strategy import Strategy
 
@@ -19,17 +20,24 @@ REFUSED = ("--model", "gpt-1.2b", "--gpus", 5, "--tp", 5)
 def test_flags_are_the_strategy(autopar) -> None:
     outcome = autopar(
         "estimate", "--model", "gpt-22b", "--gpus", 64, "--gpu", "a100-sxm4-80gb", "--tp", 4, "--pp", 4, "--vpp", 2, "--mbs", 2,
-        "--zero-stage", 1, "--no-sequence-parallel", "--recompute", "full", "--num-recompute-layers", 3, "--gbs", 128, "--json",
+        "--zero-stage", 1, "--no-sequence-parallel", "--recompute", "full", "--num-recompute-layers", 4, "--gbs", 128, "--json",
     )  # fmt: skip
     strategy = Strategy(
         tensor_parallel_size=4, pipeline_parallel_size=4, virtual_pipeline_stages=2, pipeline_schedule="interleaved_1f1b",
-        data_parallel_size=4, micro_batch_size=2, recompute="full", num_recompute_layers=3,
+        data_parallel_size=4, micro_batch_size=2, recompute="full", num_recompute_layers=4,
     )  # fmt: skip
     expected = package.estimate("gpt-22b", gpus=64, gpu="a100-sxm4-80gb", global_batch_size=128, strategy=strategy)
     assert outcome.code == 0
     assert outcome.document["step_time_seconds"] == expected.step_time_seconds
     assert outcome.document["peak_memory_bytes"] == expected.peak_memory_bytes
     assert len(outcome.document["stages"]) == 4
+
+
+def test_the_examples_of_the_help_run(autopar) -> None:
+    examples = [line.split() for line in EPILOG.splitlines() if "autopar estimate --model" in line]
+    assert len(examples) == 2
+    for _, *words in examples:
+        assert autopar(*words).code == 0, words
 
 
 def test_the_order_of_ranks_is_a_flag_and_shown_where_it_is_not_the_usual_one(autopar) -> None:

@@ -202,6 +202,7 @@ FILES = {
     "broken YAML": ("c.yaml", "a: [1", "nanotron", "is not YAML"),
     "a wrong type": ("c.yaml", "parallelism: {dp: x, tp: 2}", "nanotron", "parallelism.dp='x': a whole number is needed"),
     "no Python": ("c.py", "def f(:", "torchtitan", "is not Python"),
+    "a log": ("train.sh", "echo 1\n" * 20_000, "megatron-lm", "holds 140,000 bytes, more than any configuration"),
     "not text": ("c.py", b"\xff\xfe\x00", "torchtitan", "text in UTF-8 is needed"),
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from autopar.costmodel.spec.model import LatentAttention, MixtureOfExperts, Mode
 from autopar.costmodel.spec.plan import PLAN_SCHEMA_VERSION, Alternative, Plan, PlanInputs, SearchSummary
 from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
 from autopar.costmodel.spec.training import PRECISIONS, Optimizer, TrainingSpec
+from autopar.io.measured_file import read_measured
 from autopar.io.plan_file import dump_plan, parse_plan, read_plan, write_plan
+from autopar.io.profile_file import read_calibration, read_profile
 
 size = st.integers(1, 10**6)
 amount = st.floats(0, 1e30, allow_nan=False, allow_infinity=False)
@@ -293,3 +296,12 @@ def test_write_then_read(plan: Plan, tmp_path: Path) -> None:
     write_plan(plan, file)
     assert read_plan(file) == plan
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("read", [read_plan, read_profile, read_measured, read_calibration])
+def test_faults_of_a_file_name_the_file(read: Callable[[Path], object], tmp_path: Path) -> None:
+    path = tmp_path / "cut short.json"
+    path.write_text('{"schema_version": ')
+    with pytest.raises(InvalidInputError) as caught:
+        read(path)
+    assert caught.value.faults[0].field == f"{path}: $"
