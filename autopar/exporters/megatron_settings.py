@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, RecomputeModule
 
 from . import megatron_layout as layout
 from .megatron_model import MODEL_SETTINGS, model_settings
@@ -121,7 +121,8 @@ def _recompute(question: Question) -> dict[str, Value]:
         case Recompute.NONE:
             return {}
         case Recompute.SELECTIVE:
-            return {"recompute-granularity": "selective", "recompute-modules": ("core_attn",)}
+            modules = tuple(module.value for module in strategy.recompute_modules) or (RecomputeModule.CORE_ATTN.value,)
+            return {"recompute-granularity": "selective", "recompute-modules": modules}
         case Recompute.FULL if strategy.num_recompute_layers == 0:
             return {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
         case Recompute.FULL:

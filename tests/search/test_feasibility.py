@@ -15,7 +15,15 @@ from autopar.catalog.hardware import device
 from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.schedule import schedule_faults
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy, balanced_layers
+from autopar.costmodel.spec.strategy import (
+    ContextParallelKind,
+    PipelineSchedule,
+    RankOrder,
+    Recompute,
+    RecomputeModule,
+    Strategy,
+    balanced_layers,
+)
 from autopar.search import feasibility
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16])
@@ -35,6 +43,7 @@ STRATEGIES = st.builds(
     zero_stage=st.integers(0, 3),
     shard_group_size=st.sampled_from([0, 1, 2, 3, 8]),
     recompute=st.sampled_from(list(Recompute)),
+    recompute_modules=st.sampled_from([(), (), (RecomputeModule.MLP,), (RecomputeModule.MOE_ACT, RecomputeModule.LAYERNORM)]),
     num_recompute_layers=st.sampled_from([0, 0, 1, 2, 5]),
     pipeline_layers=st.sampled_from([(), (), (3, 3), (2, 2, 2), (6,), (5, 1), (6, 0), (0, 3, 0, 3), (2, 2)]),
     rank_order=st.sampled_from(list(RankOrder)),
@@ -149,6 +158,9 @@ ORACLES: dict[str, Oracle] = {
             and sum(s.pipeline_layers) == p.model.num_layers
             and 0 not in (s.pipeline_layers[1:-1] if p.framework.empty_end_stages else s.pipeline_layers)
         )
+    ),
+    "recomputed_modules": lambda p, s: (
+        not s.recompute_modules or (s.recompute is Recompute.SELECTIVE and set(s.recompute_modules) <= set(p.framework.recompute_modules))
     ),
     "recomputed_stages": lambda p, s: (
         s.stage_recompute_layers == ()
