@@ -10,21 +10,20 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
-from autopar.catalog.frameworks import framework, framework_names
 from autopar.catalog.links import link_profiles
 from autopar.catalog.models import model as catalog_model
 from autopar.catalog.profiles import hardware_profile
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.cluster import ClusterSpec
 from autopar.costmodel.spec.errors import AutoparError, InvalidInputError
-from autopar.costmodel.spec.framework import ExecutionProfile
 from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
-from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, RecomputeModule, Strategy
 from autopar.costmodel.spec.training import TrainingSpec, precision_named
 from autopar.costmodel.spec.units import GB
 from autopar.search.feasibility import faults
 
 from .machines import cluster_of, precision_of
+from .profiles import MemoryCount, held_problem, memory_count, profile_of
 from .reasons import UnscorableError, known
 from .runs import ORDER_NOTE, Run, Skipped
 
@@ -42,75 +41,13 @@ class Case:
     strategy: Strategy
     measured_seconds: float | None
     measured_bytes: float | None
-    memory_is_allocated: bool
-    """The measured peak counts tensors alone (the allocator's figure), not what the driver saw."""
+    memory_counts: MemoryCount
+    held: Problem
+    """The problem whose memory is predicted: with the gradients and moments the row says are narrower, which the fitted constants of
+    time do not know of."""
+    memory_comparable: bool
+    """False where part of the activations lies on the host, which is not modelled."""
     notes: tuple[str, ...]
-
-
-_FRAMEWORKS: tuple[tuple[str, str], ...] = (
-    (r"vtrain", "megatron-vtrain"),
-    (r"pytorch-eager", "pytorch-eager"),
-    (r"transformers", "transformers"),
-    (r"megatron-bridge.*(25\.|26\.0[1-5])", "megatron-bridge-25"),
-    (r"megatron-bridge", "megatron-bridge-26"),
-    (r"zero-3", "deepspeed"),
-    (r"deepspeed", "megatron-deepspeed"),
-    (r"mlperf", "megatron-mlperf"),
-    (r"nemo-megatron (1\d|2[0-3])\.", "megatron-2022"),  # its configurations turn flash attention on from 24.01
-    (r"nemo|megatron-core", "megatron-core"),
-    (r"megatron-lm.*(2019|2020|8aa4619f)", "megatron-2019"),
-    (r"megatron-lm.*2022", "megatron-2022"),
-    (r"megatron-lm", "megatron-2021"),
-    (r"torchtitan", "torchtitan"),
-    (r"internevo", "internevo"),
-    (r"hai-llm", "hai-llm"),
-    (r"metaseq", ""),
-    (r"fsdp", "fsdp"),
-)
-
-
-def framework_profile_id(text: str) -> str:
-    """The execution profile that a framework's name and release mean.
-
-    Raises:
-        UnscorableError: no profile describes it.
-    """
-    if text.lower() in framework_names():
-        return text.lower()
-    for pattern, name in _FRAMEWORKS:
-        if name and re.search(pattern, text, re.IGNORECASE):
-            return name
-    raise UnscorableError(f"no execution profile describes framework {text!r}")
-
-
-_UNCOMPILED = (
-    "elementwise_forward_passes",
-    "elementwise_backward_passes",
-    "rotary_passes",
-    "gated_activation_passes",
-    "elementwise_kernels",
-)
-ASYNC_TENSOR_OVERLAP = 0.7
-"""Share of the products that torchtitan's asynchronous tensor parallelism hides its collectives behind: eight chunks, the first exposed."""
-
-
-def _profile(run: Run, machines: ClusterSpec, notes: list[str]) -> ExecutionProfile:
-    """The profile of the row's framework and release, with what its notes say of how the run was made."""
-    if not run.framework:
-        return framework("megatron-core")
-    name, notes_of_run = framework_profile_id(run.framework), run.notes.lower()
-    if name == "megatron-bridge-26" and machines.device.architecture.lower() == "hopper":
-        notes.append("profile of the earlier releases: the grouped kernels of 26.06 are Blackwell's")
-        return framework("megatron-bridge-25")
-    profile = framework(name)
-    if name == "torchtitan" and re.search(r"async ?tp", notes_of_run):
-        notes.append("asynchronous tensor parallelism, as the row's notes say")
-        return replace(profile, tensor_overlap_forward=ASYNC_TENSOR_OVERLAP, tensor_overlap_backward=ASYNC_TENSOR_OVERLAP)
-    if name == "torchtitan" and re.match(r"table \d+: fsdp(;|$)", notes_of_run):
-        notes.append("not compiled, as the row's notes say")
-        eager = framework("pytorch-eager")
-        return replace(profile, id="torchtitan, not compiled", **{field: getattr(eager, field) for field in _UNCOMPILED})
-    return profile
 
 
 def case_of(run: Run, *, model: ModelSpec | None = None, machines: ClusterSpec | None = None) -> Case | Skipped:
@@ -134,7 +71,7 @@ def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Ca
     _require(run)
     spec = model or _model(run, notes)
     machines = machines or cluster_of(run, notes)
-    profile = _profile(run, machines, notes)
+    profile = profile_of(run, machines, notes)
     precision = precision_named(precision_of(run, machines, notes))
     training = TrainingSpec(global_batch_size=known(run.global_batch_size), sequence_length=known(run.sequence_length), precision=precision)
     problem = Problem(
@@ -155,7 +92,9 @@ def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Ca
         strategy=strategy,
         measured_seconds=_measured_seconds(run),
         measured_bytes=run.peak_memory_gb * GB if run.peak_memory_gb else None,
-        memory_is_allocated=profile.id in ("pytorch-eager", "transformers", "autopar"),
+        memory_counts=memory_count(profile),
+        held=held_problem(problem, run.notes),
+        memory_comparable="offloaded to the host" not in run.notes,
         notes=tuple(notes),
     )
 
@@ -311,7 +250,7 @@ def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
     sp = run.sequence_parallel
     if sp is None:
         sp = tp > 1 and problem.framework.sequence_parallel
-    recompute, layers = _recompute(run, problem, notes)
+    repeated = _recompute(run, problem, notes)
     expert = problem.model.moe is not None
     schedule = PipelineSchedule.INTERLEAVED if vpp > 1 and pp > 1 else PipelineSchedule.ONE_F_ONE_B
     if run.pipeline_schedule:
@@ -328,8 +267,9 @@ def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
         data_parallel_size=dp,
         micro_batch_size=micro,
         zero_stage=_zero_stage(run, problem),
-        recompute=recompute,
-        num_recompute_layers=layers,
+        recompute=repeated.kind,
+        num_recompute_layers=repeated.layers,
+        recompute_modules=repeated.modules,
         rank_order=next((order for order in RankOrder if f"{ORDER_NOTE}{order.value}" in run.notes), RankOrder.TP_CP_DP_PP),
     )
 
@@ -368,28 +308,38 @@ def _zero_stage(run: Run, problem: Problem) -> int:
     return min(1, max(problem.framework.zero_stages))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation:
+    """What a row recomputes, as fields of a strategy."""
+
+    kind: Recompute
+    layers: int = 0
+    modules: tuple[RecomputeModule, ...] = ()
+
+
+_MODULE_WORDS = {RecomputeModule.LAYERNORM: r"layernorm|rmsnorm", RecomputeModule.MLA_UP_PROJ: r"mla_up_proj|mla up"}
 _UNSTATED_IS_SELECTIVE = r"nemo-megatron (1\d|2[0-3])\."
 _UNSTATED_IS_FULL = ("megatron-2019", "megatron-2021", "megatron-deepspeed", "deepspeed")
 
 
-def _recompute(run: Run, problem: Problem, notes: list[str]) -> tuple[Recompute, int]:
+def _recompute(run: Run, problem: Problem, notes: list[str]) -> Recomputation:
     text = run.recompute.lower()
     if "full" in text or "checkpointing" in text or text == "1":
-        return Recompute.FULL, run.num_recompute_layers or 0
-    if "selective" in text:
-        return Recompute.SELECTIVE, 0
+        counted = re.search(r"(\d+) layers", text)
+        return Recomputation(kind=Recompute.FULL, layers=int(counted[1]) if counted else run.num_recompute_layers or 0)
     if text in ("none", "no", "off", "false", "0"):
-        return Recompute.NONE, 0
-    if "norm" in text or "mla" in text or "act" in text:
-        notes.append(f"recompute of {run.recompute} taken as none: it repeats little")
-        return Recompute.NONE, 0
+        return Recomputation(kind=Recompute.NONE)
+    named = tuple(module for module in RecomputeModule if re.search(_MODULE_WORDS.get(module, rf"\b{module}\b"), text))
+    if named or "selective" in text:
+        return Recomputation(kind=Recompute.SELECTIVE, modules=named)
     if text:
-        raise UnscorableError(f"recompute={run.recompute!r} is not known; none, selective or full")
+        known_names = ", ".join(RecomputeModule)
+        raise UnscorableError(f"recompute={run.recompute!r} is not known; none, selective, full, or modules of {known_names}")
     if problem.framework.id in _UNSTATED_IS_FULL:
         notes.append("recompute taken as full, as that framework's large runs were")
-        return Recompute.FULL, 0
+        return Recomputation(kind=Recompute.FULL)
     if re.search(_UNSTATED_IS_SELECTIVE, run.framework, re.IGNORECASE):
         notes.append("recompute taken as selective: the scores of unfused attention would not fit")
-        return Recompute.SELECTIVE, 0
+        return Recomputation(kind=Recompute.SELECTIVE)
     notes.append("recompute taken as none")
-    return Recompute.NONE, 0
+    return Recomputation(kind=Recompute.NONE)
