@@ -206,5 +206,7 @@ def _recompute_fields(settings: Settings, virtual_stages: int) -> dict[str, Valu
         layers = integer(settings, "recompute-num-layers", 1) * virtual_stages if block else 0
         return {"strategy.recompute": Recompute.FULL.value, "strategy.num_recompute_layers": layers}
     modules = words(settings, "recompute-modules") or ("core_attn",)
-    selective = granularity == "selective" and "core_attn" in modules
-    return {"strategy.recompute": (Recompute.SELECTIVE if selective else Recompute.NONE).value}
+    known = tuple(module.value for module in RecomputeModule if module.value in modules) if granularity == "selective" else ()
+    found: dict[str, Value] = {"strategy.recompute": (Recompute.SELECTIVE if known else Recompute.NONE).value}
+    # the attention core alone is what recompute=selective says by itself
+    return found if known in ((), (RecomputeModule.CORE_ATTN.value,)) else {**found, "strategy.recompute_modules": known}
