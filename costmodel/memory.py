@@ -262,9 +262,9 @@ def state_bytes(
 def least_state_bytes(inputs: Inputs) -> Floats:
     """Bytes that parameters, master weights and optimizer states take on the whole cluster, each kept once: no layout has less."""
     training = inputs.training
-    return np.asarray(
-        inputs.model.num_parameters * (training.parameter_bytes + training.master_weight_bytes + training.optimizer_state_bytes)
-    )
+    alone = (inputs.framework.sharded_master_alone > 0) & (training.master_weight_bytes > 0)
+    parameters = np.where(alone, 0.0, training.parameter_bytes)
+    return np.asarray(inputs.model.num_parameters * (parameters + training.master_weight_bytes + training.optimizer_state_bytes))
 
 
 def gathered_bytes(inputs: Inputs, strategies: StrategyColumns, local: LocalParameters) -> Floats:

@@ -169,6 +169,15 @@ def test_a_framework_that_shards_the_master_alone_keeps_no_share_beside_it(stage
     assert float(states.total[0]) == a_parameter
 
 
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("precision", ["bf16", "pure-bf16", "fp32"])
+def test_nothing_keeps_less_than_the_least(alone: bool, precision: str) -> None:
+    inputs = Inputs.of(problem(DENSE, precision=precision, sharded_master_alone=alone))
+    parameters = np.asarray(inputs.model.num_parameters, dtype=np.float64)
+    found = memory.state_bytes(inputs, StrategyColumns.of([Strategy(zero_stage=3)]), parameters, np.array([1.0]))
+    assert float((found.total - found.gradients)[0]) == pytest.approx(float(memory.least_state_bytes(inputs)))
+
+
 def test_parameters_kept_whole_are_reduced_from_a_copy_of_one_layer_s_gradients() -> None:
     stages = [Strategy(zero_stage=stage, data_parallel_size=8) for stage in (0, 1, 2)]
     inputs, shard = sharded(problem(DENSE, gpus=8, sharded_master_alone=True), *stages)
