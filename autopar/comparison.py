@@ -250,6 +250,8 @@ def _reserve(candidate: Candidate) -> str:
 
 def _field(strategy: Strategy, name: str) -> str:
     value = getattr(strategy, name)
+    if name == "recompute_modules":
+        return "+".join(value) or "the framework's"
     if isinstance(value, tuple):
         return split_text(value) if value else "even"
     if name == "num_recompute_layers":

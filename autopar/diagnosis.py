@@ -170,4 +170,8 @@ def _otherwise(problem: Problem, strategy: Strategy) -> Iterator[tuple[str, Prob
             slower = replace(problem, cluster=problem.cluster.with_network_scaled(part))
             yield f"the network gives {part:.0%} of its bandwidth", slower, strategy
     if strategy.recompute is not Recompute.FULL:
-        yield "every layer is recomputed", problem, replace(strategy, recompute=Recompute.FULL, num_recompute_layers=0)
+        yield (
+            "every layer is recomputed",
+            problem,
+            replace(strategy, recompute=Recompute.FULL, num_recompute_layers=0, recompute_modules=()),
+        )

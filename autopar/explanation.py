@@ -232,7 +232,8 @@ def _candidates(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
     for stage in range(4):
         yield f"zero {strategy.zero_stage} -> {stage}", replace(strategy, zero_stage=stage)
     for kind in Recompute:
-        changed = replace(strategy, recompute=kind, num_recompute_layers=0)
+        modules = strategy.recompute_modules if kind is Recompute.SELECTIVE else ()
+        changed = replace(strategy, recompute=kind, num_recompute_layers=0, recompute_modules=modules)
         yield f"recompute {_recompute(strategy)} -> {_recompute(changed)}", changed
     if strategy.recompute is Recompute.FULL:
         for count in _partial_layers(strategy):
@@ -302,4 +303,6 @@ def _partial_layers(strategy: Strategy) -> tuple[int, ...]:
 
 def _recompute(strategy: Strategy) -> str:
     count = f"({strategy.num_recompute_layers} layers)" if strategy.num_recompute_layers else ""
+    if strategy.recompute_modules:
+        count = f"({'+'.join(strategy.recompute_modules)})"
     return f"{strategy.recompute.value}{count}"

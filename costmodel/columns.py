@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
+from .spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, RecomputeModule, Strategy
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -20,6 +20,7 @@ SCHEDULES: tuple[PipelineSchedule, ...] = tuple(PipelineSchedule)
 RECOMPUTES: tuple[Recompute, ...] = tuple(Recompute)
 CONTEXT_KINDS: tuple[ContextParallelKind, ...] = tuple(ContextParallelKind)
 RANK_ORDERS: tuple[RankOrder, ...] = tuple(RankOrder)
+MODULES: tuple[RecomputeModule, ...] = tuple(RecomputeModule)
 
 
 class Shared:
@@ -35,6 +36,7 @@ class StrategyColumns:
     Enumerations are stored as their position in ``SCHEDULES``, ``RECOMPUTES``, ``CONTEXT_KINDS`` and ``RANK_ORDERS``.
     ``layer_split`` and ``recompute_split`` are places in ``splits``, the tuples of layers a virtual stage that occur: those of
     ``pipeline_layers`` and ``stage_recompute_layers``. Place 0 is the empty one, which asks for the balanced split.
+    ``recompute_modules`` has a bit for each of ``MODULES``.
     """
 
     tensor_parallel_size: Ints
@@ -55,6 +57,7 @@ class StrategyColumns:
     layer_split: Ints
     recompute_split: Ints
     rank_order: Ints
+    recompute_modules: Ints
     splits: tuple[tuple[int, ...], ...] = ((),)
 
     def __len__(self) -> int:
@@ -85,6 +88,7 @@ class StrategyColumns:
             layer_split=_integers(splits[row.pipeline_layers] for row in rows),
             recompute_split=_integers(splits[row.stage_recompute_layers] for row in rows),
             rank_order=_integers(RANK_ORDERS.index(row.rank_order) for row in rows),
+            recompute_modules=_integers(sum(1 << MODULES.index(module) for module in set(row.recompute_modules)) for row in rows),
             splits=tuple(splits),
         )
 
@@ -109,6 +113,7 @@ class StrategyColumns:
             pipeline_layers=self.splits[int(self.layer_split[row])],
             stage_recompute_layers=self.splits[int(self.recompute_split[row])],
             rank_order=RANK_ORDERS[int(self.rank_order[row])],
+            recompute_modules=tuple(module for bit, module in enumerate(MODULES) if int(self.recompute_modules[row]) >> bit & 1),
         )
 
     def take(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64] | slice) -> StrategyColumns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,7 +51,8 @@ def held_by_ranks(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts
 
 
 def _holdings(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, shape: PipelineShape) -> Holdings:
-    return holdings_of(inputs, strategies, costs, *rank_parameters(inputs, costs, shape))
+    held = holdings_of(inputs, strategies, costs, *rank_parameters(inputs, costs, shape))
+    return replace(held, states=rank_states(inputs, strategies, costs, shape)) if np.any(inputs.training.cached_weight_bytes > 0) else held
 
 
 def holdings_of(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, dense_params: Floats, expert_params: Floats) -> Holdings:
@@ -85,7 +86,10 @@ def holdings_of(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, 
 
 def rank_states(inputs: Inputs, strategies: StrategyColumns, sizes: LayerSizes, shape: PipelineShape) -> StateBytes:
     """rows x ranks: bytes of parameters, gradients and optimizer."""
-    return _rank_states(inputs, strategies, sizes, *rank_parameters(inputs, sizes, shape))
+    dense, expert = rank_parameters(inputs, sizes, shape)
+    if not np.any(inputs.training.cached_weight_bytes > 0):
+        return _rank_states(inputs, strategies, sizes, dense, expert)
+    return _rank_states(inputs, strategies, sizes, dense, expert, uncopied=_uncopied_parameters(inputs, sizes, shape))
 
 
 def exposed_data_seconds(inputs: Inputs, costs: LayerCosts, held: Holdings, forward: Floats, backward: Floats) -> Floats:
@@ -202,13 +206,28 @@ def rank_parameters(inputs: Inputs, costs: LayerSizes, shape: PipelineShape) -> 
     return shape.on_ranks(shared), shape.on_ranks(column(local.moe_layer_expert) * moe_count)
 
 
-def _rank_states(inputs: Inputs, strategies: StrategyColumns, costs: LayerSizes, dense: Floats, expert: Floats) -> StateBytes:
+def _uncopied_parameters(inputs: Inputs, costs: LayerSizes, shape: PipelineShape) -> Floats:
+    """Parameters of each rank of which no low-precision copy is kept: the token table, unless it is the output matrix too.
+
+    FP8 leaves the output matrix alone as well; autocast casts it.
+    """
+    local = costs.local
+    read_only = (inputs.model.tied == 0) | (costs.shard.pp > 1)
+    kept = column(np.where(read_only, local.embedding, 0)) * shape.is_first
+    wide_head = inputs.training.low_precision_linear > 0
+    return shape.on_ranks(kept + column(np.where(wide_head, local.head, 0)) * shape.is_last + 0 * column(local.dense_layer))
+
+
+def _rank_states(
+    inputs: Inputs, strategies: StrategyColumns, costs: LayerSizes, dense: Floats, expert: Floats, *, uncopied: Floats | None = None
+) -> StateBytes:
     """State bytes of each rank: dense parameters over data x context ranks, experts over expert-data ranks."""
     wide = trailing(inputs) if inputs.num_gpus.ndim else inputs
     sharding = strategies.with_columns(zero_stage=column(strategies.zero_stage), shard_group_size=column(strategies.shard_group_size))
+    copied = dense if uncopied is None else np.maximum(dense - uncopied, 0)
     parts = [
-        memory.state_bytes(wide, sharding, parameters, column(group.size))
-        for parameters, group in ((dense, costs.groups.data), (expert, costs.groups.expert_data))
+        memory.state_bytes(wide, sharding, parameters, column(group.size), copied=linear)
+        for parameters, linear, group in ((dense, copied, costs.groups.data), (expert, expert, costs.groups.expert_data))
     ]
     names = ("parameters", "gradients", "master_weights", "optimizer_states")
     return StateBytes(**{name: getattr(parts[0], name) + getattr(parts[1], name) for name in names})

@@ -59,6 +59,7 @@ class TrainingColumns:
         precision = training.precision
         own = precision.linear is not ComputeType.FP16
         mixed = precision.master_weight_bytes > 0
+        low = precision.linear in (ComputeType.FP8, ComputeType.MXFP8, ComputeType.FP4)
         values = {
             "global_batch_size": training.global_batch_size,
             "sequence_length": training.sequence_length,
@@ -70,8 +71,8 @@ class TrainingColumns:
             "optimizer_state_bytes": precision.optimizer_state_bytes if training.optimizer is Optimizer.ADAM else 0.0,
             "gradient_reduce_bytes": (framework.gradient_reduce_bytes if own else 0.0) or precision.gradient_reduce_bytes,
             "parameter_gather_bytes": precision.parameter_gather_bytes,
-            "cached_weight_bytes": precision.cached_weight_bytes,
-            "low_precision_linear": precision.linear.value in ("fp8", "mxfp8", "nvfp4"),
+            "cached_weight_bytes": precision.cached_weight_bytes + framework.low_precision_copies * low,
+            "low_precision_linear": low,
             "autocast": precision.parameter_bytes > precision.activation_bytes,
         }
         return cls(**{name: np.asarray(value, dtype=np.float64) for name, value in values.items()})
@@ -127,9 +128,15 @@ class FrameworkColumns:
     gated_tensors_kept: Floats
     rms_norm_copies_kept: Floats
     gathered_inputs_kept: Floats
+    low_precision_inputs: Floats
+    routed_rows_kept: Floats
+    unrotated_latent_kept: Floats
     gathered_context_kept: Floats
+    context_heads_repeated: Floats
     query_copies_kept: Floats
     logits_bytes: Floats
+    split_logits_bytes: Floats
+    sharded_master_alone: Floats
     vocab_padding_multiple: Floats
 
     @classmethod

@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from . import operator_shares, operators
-from .columns import Floats, StrategyColumns
+from .columns import Bools, Floats, StrategyColumns
 from .compute import GemmLayout, attention_seconds, cast_seconds, gemm_seconds, memory_curve, memory_seconds
 from .inputs import Inputs
 from .layer_communication import Groups, context_seconds, expert_exchange_seconds, sharded_seconds, tensor_collective_seconds
 from .operators import Gemm, Traffic
+from .recomputed_modules import repeated_work
 from .sharding import LocalParameters, Shard
 
 HOST_SHARPNESS = 4.0
@@ -51,6 +52,11 @@ class PassTimes:
         return PassTimes(**{f.name: getattr(self, f.name) * factor for f in fields(self)})
 
 
+def chosen(which: Bools, first: PassTimes, second: PassTimes) -> PassTimes:
+    """``first`` where ``which``, else ``second``."""
+    return PassTimes(**{f.name: np.where(which, getattr(first, f.name), getattr(second, f.name)) for f in fields(PassTimes)})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
     """One layer: passes, the part of the backward that computes weight gradients, and the selective recomputation."""
@@ -59,7 +65,7 @@ class LayerTimes:
     backward: PassTimes
     weight_gradient: Floats
     selective: PassTimes
-    """What selective recomputation adds to the backward pass: the attention core again."""
+    """What selective recomputation adds to the backward pass: the attention core again, or the modules that a strategy names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,7 @@ class LayerWork:
     """Seconds of dispatch and combine, in each direction."""
     dense_parameters: Floats
     expert_parameters: Floats
+    moe: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +144,7 @@ def dense_layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, group
         exchange=nothing,
         dense_parameters=local.dense_layer,
         expert_parameters=nothing,
+        moe=False,
     )
     return _layer(inputs, strategies, shard, groups, work)
 
@@ -153,6 +161,7 @@ def moe_layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups:
         exchange=expert_exchange_seconds(inputs, shard, groups),
         dense_parameters=local.moe_layer_shared,
         expert_parameters=local.moe_layer_expert,
+        moe=True,
     )
     return _layer(inputs, strategies, shard, groups, work)
 
@@ -204,6 +213,8 @@ def _layer(inputs: Inputs, strategies: StrategyColumns, shard: Shard, groups: Gr
         accumulation=_accumulation_seconds(inputs, strategies, work.dense_parameters + work.expert_parameters),
     )
     selective = _selective(inputs, kernels, shard, (tensor, context))
+    if np.any(shard.modules > 0):
+        selective = chosen(shard.modules > 0, _named_modules(inputs, kernels, shard, work, forward), selective)
     return LayerTimes(forward=forward, backward=backward, weight_gradient=kernels.weight_gradient, selective=selective)
 
 
@@ -223,6 +234,28 @@ def _selective(inputs: Inputs, kernels: KernelTimes, shard: Shard, exposed: tupl
         tensor=np.where(by_operator & (shard.sp > 0), SELECTIVE_GATHERS * tensor, 0.0),
         context=np.where(by_operator, 0.0, context),
         expert=zero,
+        sharded=zero,
+        accumulation=zero,
+    )
+
+
+def _named_modules(inputs: Inputs, kernels: KernelTimes, shard: Shard, work: LayerWork, forward: PassTimes) -> PassTimes:
+    """The forward work of the modules that a strategy names, once more; with ``mlp`` and ``moe`` what they send over other ranks."""
+    again = repeated_work(inputs, shard, moe=work.moe)
+    matrix = sum(
+        (flag * _matrix_seconds(inputs, (gemm,), shard.num_microbatches)[0] for flag, gemm in again.gemms if np.any(flag > 0)),
+        start=0 * kernels.matrix,
+    )
+    moved = memory_curve(inputs.wide_device, again.traffic * inputs.framework.elementwise_forward_passes) * work.elementwise_shares[0]
+    zero = 0 * kernels.forward
+    return PassTimes(
+        matrix=matrix,
+        attention=again.core_attention * kernels.attention,
+        elementwise=again.core_attention * _score_seconds(inputs, shard) + np.where(again.traffic > 0, moved, 0.0),
+        host=zero,
+        tensor=again.reductions * forward.tensor / np.maximum(work.reductions, 1),
+        context=again.core_attention * forward.context,
+        expert=again.expert_exchange * forward.expert,
         sharded=zero,
         accumulation=zero,
     )

@@ -201,17 +201,29 @@ def activation_passes(inputs: Inputs) -> Floats:
 
 def expert_traffic(inputs: Inputs, shard: Shard) -> Traffic:
     """Permutation to experts and back, activation of the routed rows, and the shared expert with the layer's norm."""
-    model, e = inputs.model, inputs.training.activation_bytes
-    rows = shard.expert_rows * inputs.framework.expert_imbalance
-    moved = e * rows * model.hidden
-    framework = inputs.framework
+    moved = inputs.training.activation_bytes * _busiest_rows(inputs, shard) * inputs.model.hidden
+    return _routed_traffic(inputs, shard, moved=moved) + feed_forward_traffic(inputs, shard, inputs.model.shared_ffn)
+
+
+def routed_activation_traffic(inputs: Inputs, shard: Shard) -> Traffic:
+    """Of :func:`expert_traffic` the activation of the routed rows alone."""
+    return _routed_traffic(inputs, shard, moved=np.asarray(0.0))
+
+
+def _busiest_rows(inputs: Inputs, shard: Shard) -> Floats:
+    return shard.expert_rows * inputs.framework.expert_imbalance
+
+
+def _routed_traffic(inputs: Inputs, shard: Shard, *, moved: Floats) -> Traffic:
+    """Traffic of ``moved`` bytes there and back, and of the activation between an expert's products."""
+    model, framework = inputs.model, inputs.framework
     unfused = np.where(model.expert_bias > 0, framework.biased_expert_passes, 1.0)
-    activated = e * rows * model.moe_ffn / shard.etp * activation_passes(inputs) * unfused
-    routed = Traffic(
+    activated = inputs.training.activation_bytes * _busiest_rows(inputs, shard) * model.moe_ffn / shard.etp
+    activated = activated * activation_passes(inputs) * unfused
+    return Traffic(
         forward=(4 * moved + activated * (2 + model.gated)) * framework.expert_passes / framework.elementwise_forward_passes,
         backward=(4 * moved + activated * (3 + 2 * model.gated)) * framework.expert_passes / framework.elementwise_backward_passes,
     )
-    return routed + feed_forward_traffic(inputs, shard, model.shared_ffn)
 
 
 def loss_bytes(inputs: Inputs, shard: Shard) -> Floats:

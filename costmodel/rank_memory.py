@@ -44,14 +44,15 @@ class RankMemory:
     ) -> RankMemory:
         """States, what is in flight under the schedule, logits on the last rank, buffers, and the framework's reserve.
 
-        Full recomputation adds one layer's whole set, at another moment than the logits: the larger of the two counts.
+        A layer that runs backward adds its working set, and what recomputation makes anew of it, at another moment than the logits:
+        the larger of the two counts.
         """
         held_activations, in_flight = _activations(inputs, costs, shape, times)
         logits = column(costs.logits) * shape.on_rank[:, -1]
-        one_layer = _one_layer(costs, shape)
-        activations = held_activations + _on_some_stage(times.recomputed > 0, shape) * np.maximum(one_layer - logits, 0)
+        beside, whole = _one_layer(costs, shape, times)
+        activations = held_activations + np.maximum(beside - logits, 0)
         single = costs.shard.num_microbatches == 1
-        states, activations, logits = _without_early_gradients(inputs, states, activations, logits, one_layer, single)
+        states, activations, logits = _without_early_gradients(inputs, states, activations, logits, whole, single)
         buffers = column(memory.gathered_bytes(inputs, strategies, costs.local)) + 0 * activations
         framework = inputs.framework
         held = cls(states=states, activations=activations, in_flight=in_flight, logits=logits, buffers=buffers, reserve=0 * activations)
@@ -85,10 +86,17 @@ def _activations(inputs: Inputs, costs: LayerSizes, shape: PipelineShape, times:
     return np.asarray(in_flight * of_rank + column(memory.rotary_tables(inputs, costs.shard))), in_flight
 
 
-def _one_layer(costs: LayerSizes, shape: PipelineShape) -> Floats:
-    """rows x ranks: the whole set of the heavier layer kind a rank has."""
+def _one_layer(costs: LayerSizes, shape: PipelineShape, times: Repeated) -> tuple[Floats, Floats]:
+    """rows x ranks: what the heavier layer kind a rank has holds while it runs backward, beside what is kept of it, and in all."""
     has_moe = shape.on_ranks(np.asarray(shape.moe_layers, dtype=np.float64)) > 0
-    return np.where(has_moe, column(costs.moe_activations.kept), column(costs.dense_activations.kept))
+
+    def heavier(of_moe: Floats, of_dense: Floats) -> Floats:
+        return np.where(has_moe, column(of_moe), column(of_dense))
+
+    dense, moe = costs.dense_activations, costs.moe_activations
+    repeated = heavier(moe.kept - moe.selective, dense.kept - dense.selective) * (times.selective > 0)
+    working, whole = heavier(moe.working, dense.working), heavier(moe.kept, dense.kept)
+    return working + np.where(_on_some_stage(times.recomputed > 0, shape), whole, repeated), working + whole
 
 
 def _without_early_gradients(

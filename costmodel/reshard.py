@@ -61,10 +61,8 @@ def resharding(before: tuple[Problem, Strategy], after: tuple[Problem, Strategy]
     """
     ranks = np.arange(after[1].world_size) if survivors is None else survivors
     inputs = Inputs.of(after[0])
-    training = inputs.training
-    states = float(training.master_weight_bytes + training.optimizer_state_bytes)
     loaded, kept = np.zeros(len(ranks)), np.zeros(len(ranks))
-    for bytes_each, sharded_from in ((float(training.parameter_bytes), 3), (states, 1)):
+    for bytes_each, sharded_from in _parts(inputs, after[1]):
         new = _boxes(Inputs.of(after[0]), after[1], sharded_from)
         old = _boxes(Inputs.of(before[0]), before[1], sharded_from)
         for name, boxes in new.items():
@@ -82,13 +80,19 @@ def resharding(before: tuple[Problem, Strategy], after: tuple[Problem, Strategy]
 def node_load_bytes(problem: Problem, strategy: Strategy) -> float:
     """What one node of the layout holds, the fullest: read by a spare that takes its place."""
     inputs, per_node = Inputs.of(problem), min(problem.cluster.gpus_per_node, strategy.world_size)
-    training = inputs.training
-    parts = ((float(training.parameter_bytes), 3), (float(training.master_weight_bytes + training.optimizer_state_bytes), 1))
     held = np.zeros(strategy.world_size)
-    for bytes_each, sharded_from in parts:
+    for bytes_each, sharded_from in _parts(inputs, strategy):
         held += bytes_each * sum(boxes.volume for boxes in _boxes(inputs, strategy, sharded_from).values())
     whole = len(held) // per_node * per_node
     return float(held[:whole].reshape(-1, per_node).sum(axis=1).max())
+
+
+def _parts(inputs: Inputs, strategy: Strategy) -> tuple[tuple[float, int], ...]:
+    """Bytes a parameter of the parameters and of the optimizer's states, each with the ZeRO stage from which it is shared out."""
+    training = inputs.training
+    master, moments = float(training.master_weight_bytes), float(training.optimizer_state_bytes)
+    alone = bool(inputs.framework.sharded_master_alone) and master > 0 and strategy.zero_stage >= 3
+    return ((0.0 if alone else float(training.parameter_bytes), 3), (master + moments, 1))
 
 
 def _boxes(inputs: Inputs, strategy: Strategy, sharded_from: int) -> dict[str, _Boxes]:

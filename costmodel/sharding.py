@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import Bools, Floats, StrategyColumns
+from .columns import MODULES, Bools, Floats, Ints, StrategyColumns
 from .inputs import Inputs
-from .spec.strategy import ContextParallelKind
+from .spec.strategy import ContextParallelKind, RecomputeModule
 
 RING, ALL_GATHER, ULYSSES = (list(ContextParallelKind).index(kind) for kind in ContextParallelKind)
 
@@ -50,6 +50,8 @@ class Shard:
     local_experts: Floats
     vocab: Floats
     """Padded vocabulary, whole."""
+    modules: Ints
+    """Modules that selective recomputation repeats, a bit for each of ``MODULES``; 0: none is named."""
 
     @classmethod
     def of(cls, inputs: Inputs, strategies: StrategyColumns) -> Shard:
@@ -97,7 +99,12 @@ class Shard:
             expert_rows=model.experts_per_token * tokens * etp / tp,
             local_experts=model.num_experts / ep,
             vocab=padded,
+            modules=strategies.recompute_modules,
         )
+
+    def repeats(self, module: RecomputeModule) -> Floats:
+        """1 where selective recomputation repeats ``module`` by name."""
+        return np.asarray(self.modules >> MODULES.index(module) & 1, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

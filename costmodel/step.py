@@ -114,7 +114,7 @@ def stage_groups(inputs: Inputs, strategies: StrategyColumns, *, simulate: bool 
 _LAYER_KEY = (
     "tensor_parallel_size", "sequence_parallel", "context_parallel_size", "context_parallel_kind", "expert_parallel_size",
     "expert_tensor_parallel_size", "data_parallel_size", "micro_batch_size", "zero_stage", "pipeline_parallel_size", "shard_group_size",
-    "stage_copies", "rank_order",
+    "stage_copies", "rank_order", "recompute_modules",
 )  # fmt: skip
 
 

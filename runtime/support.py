@@ -8,7 +8,7 @@ from torch import nn
 
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.schedule import Schedule, build_schedule, schedule_faults
-from autopar.costmodel.spec.strategy import Strategy, split_text
+from autopar.costmodel.spec.strategy import RecomputeModule, Strategy, split_text
 from autopar.costmodel.spec.training import Precision
 
 from .context import context_faults, kind_faults
@@ -69,6 +69,9 @@ def _axes(strategy: Strategy) -> list[Fault]:
     if counts and len(counts) != strategy.num_virtual_stages:
         required = f"one entry for each of the {strategy.num_virtual_stages} virtual stages"
         faults.append(Fault(field="stage_recompute_layers", given=split_text(counts), required=required))
+    if set(strategy.recompute_modules) - {RecomputeModule.CORE_ATTN}:
+        required = "autopar's runtime recomputes the attention core or whole layers"
+        faults.append(Fault(field="recompute_modules", given="+".join(strategy.recompute_modules), required=required, fix="leave it out"))
     if strategy.sequence_parallel and strategy.tensor_parallel_size == 1:
         required = "sequence parallelism runs on the tensor-parallel group"
         faults.append(Fault(field="sequence_parallel", given="True", required=required, fix="use False, or tensor_parallel_size=2"))

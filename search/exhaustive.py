@@ -240,7 +240,9 @@ def selective_is_tried(space: Space) -> bool:
 def recomputing(rows: StrategyColumns, kind: Recompute, layers: Ints | None = None) -> StrategyColumns:
     """``rows`` with another recomputation, of ``layers`` of each rank where that is full."""
     code = np.full(len(rows), RECOMPUTES.index(kind), dtype=np.int64)
-    return rows.with_columns(recompute=code, num_recompute_layers=np.zeros_like(code) if layers is None else layers)
+    modules = rows.recompute_modules if kind is Recompute.SELECTIVE else np.zeros_like(code)
+    counted = np.zeros_like(code) if layers is None else layers
+    return rows.with_columns(recompute=code, num_recompute_layers=counted, recompute_modules=modules)
 
 
 def least(found: Candidates, count: int) -> Candidates:

@@ -67,6 +67,7 @@ _ORDER = (
     "rank_order",
     "rank_order_experts",
     "recomputed_layers",
+    "recomputed_modules",
     "recomputed_stages",
 )
 

@@ -60,4 +60,5 @@ def simplicity(strategy: Strategy) -> tuple[int, ...]:
         *strategy.pipeline_layers,
         len(strategy.stage_recompute_layers),
         *strategy.stage_recompute_layers,
+        len(strategy.recompute_modules),
     )

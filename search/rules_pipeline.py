@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.costmodel.columns import Bools, StrategyColumns
+from autopar.costmodel.columns import MODULES, Bools, StrategyColumns
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.errors import Fault
 from autopar.costmodel.spec.framework import RecomputeCount
@@ -275,6 +275,26 @@ def _explain_recomputed_layers(problem: Problem, strategy: Strategy) -> Fault:
     return Fault(field="num_recompute_layers", given=given, required=f"a pipeline rank holds {most} layers", fix=f"nearest valid: {most}")
 
 
+def _recomputed_modules(problem: Problem, columns: StrategyColumns) -> Bools:
+    """Modules are named with recompute=selective, and are among those that the framework can be told to repeat."""
+    taken = sum(1 << MODULES.index(module) for module in problem.framework.recompute_modules)
+    named = columns.recompute_modules
+    return np.asarray((named == 0) | (columns.is_recompute(Recompute.SELECTIVE) & (named & ~taken == 0)))
+
+
+def _explain_recomputed_modules(problem: Problem, strategy: Strategy) -> Fault:
+    given = "+".join(strategy.recompute_modules)
+    if strategy.recompute is not Recompute.SELECTIVE:
+        required = f"names what recompute=selective repeats, and recompute is {strategy.recompute.value}"
+        return Fault(field="recompute_modules", given=given, required=required, fix="leave it out, or recompute=selective")
+    taken = problem.framework.recompute_modules
+    if not taken:
+        required = f"{problem.framework.name} chooses itself what selective recomputation repeats"
+        return Fault(field="recompute_modules", given=given, required=required, fix="leave it out")
+    required = f"{problem.framework.name} repeats {', '.join(taken)}"
+    return Fault(field="recompute_modules", given=given, required=required)
+
+
 def _stage_recompute(problem: Problem, columns: StrategyColumns) -> Bools:
     """Recomputation counted stage by stage goes with recompute=full, one count a virtual stage, none above its layers."""
     accepted = everything(columns)
@@ -340,6 +360,7 @@ PIPELINE_RULES: tuple[Rule, ...] = tuple(
             _recomputed_layers,
             _explain_recomputed_layers,
         ),
+        ("recomputed_modules", "recompute", _recomputed_modules, _explain_recomputed_modules),
         (
             "recomputed_stages",
             "pipeline_parallel_size virtual_pipeline_stages recompute num_recompute_layers",

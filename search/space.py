@@ -260,7 +260,7 @@ _GRID_AXES = 3
 
 def _is_settled(rule: Rule) -> bool:
     """Rules about what the space never varies."""
-    return rule.name in ("pipeline_layers", "recomputed_layers", "recomputed_stages")
+    return rule.name in ("pipeline_layers", "recomputed_layers", "recomputed_modules", "recomputed_stages")
 
 
 def _product(rows: StrategyColumns, axis: Axis) -> StrategyColumns:

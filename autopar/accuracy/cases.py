@@ -17,13 +17,14 @@ from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.cluster import ClusterSpec
 from autopar.costmodel.spec.errors import AutoparError, InvalidInputError
 from autopar.costmodel.spec.model import MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
-from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, RankOrder, Recompute, RecomputeModule, Strategy
 from autopar.costmodel.spec.training import TrainingSpec, precision_named
 from autopar.costmodel.spec.units import GB
 from autopar.search.feasibility import faults
 
 from .frameworks import INTERLEAVED_EXPERT_OVERLAP, overlaps_exchange, profile_of
 from .machines import cluster_of, precision_of
+from .peaks import MemoryCount, held_problem, memory_count
 from .reasons import UnscorableError, known
 from .runs import ORDER_NOTE, Run, Skipped
 
@@ -41,8 +42,12 @@ class Case:
     strategy: Strategy
     measured_seconds: float | None
     measured_bytes: float | None
-    memory_is_allocated: bool
-    """The measured peak counts tensors alone (the allocator's figure), not what the driver saw."""
+    memory_counts: MemoryCount
+    held: Problem
+    """The problem whose memory is predicted: with the gradients and moments the row says are narrower, which the fitted constants of
+    time do not know of."""
+    memory_comparable: bool
+    """False where part of the activations lies on the host, which is not modelled."""
     notes: tuple[str, ...]
 
 
@@ -91,7 +96,9 @@ def _case(run: Run, model: ModelSpec | None, machines: ClusterSpec | None) -> Ca
         strategy=strategy,
         measured_seconds=_measured_seconds(run),
         measured_bytes=run.peak_memory_gb * GB if run.peak_memory_gb else None,
-        memory_is_allocated=profile.id in ("pytorch-eager", "transformers", "autopar"),
+        memory_counts=memory_count(profile),
+        held=held_problem(problem, run.notes),
+        memory_comparable="offloaded to the host" not in run.notes,
         notes=tuple(notes),
     )
 
@@ -247,7 +254,7 @@ def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
     sp = run.sequence_parallel
     if sp is None:
         sp = tp > 1 and problem.framework.sequence_parallel
-    recompute, layers = _recompute(run, problem, notes)
+    repeated = _recompute(run, problem, notes)
     expert = problem.model.moe is not None
     schedule = PipelineSchedule.INTERLEAVED if vpp > 1 and pp > 1 else PipelineSchedule.ONE_F_ONE_B
     if run.pipeline_schedule:
@@ -264,8 +271,9 @@ def _strategy(run: Run, problem: Problem, notes: list[str]) -> Strategy:
         data_parallel_size=dp,
         micro_batch_size=micro,
         zero_stage=_zero_stage(run, problem),
-        recompute=recompute,
-        num_recompute_layers=layers,
+        recompute=repeated.kind,
+        num_recompute_layers=repeated.layers,
+        recompute_modules=repeated.modules,
         rank_order=next((order for order in RankOrder if f"{ORDER_NOTE}{order.value}" in run.notes), RankOrder.TP_CP_DP_PP),
     )
 
@@ -304,28 +312,38 @@ def _zero_stage(run: Run, problem: Problem) -> int:
     return min(1, max(problem.framework.zero_stages))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation:
+    """What a row recomputes, as fields of a strategy."""
+
+    kind: Recompute
+    layers: int = 0
+    modules: tuple[RecomputeModule, ...] = ()
+
+
+_MODULE_WORDS = {RecomputeModule.LAYERNORM: r"layernorm|rmsnorm", RecomputeModule.MLA_UP_PROJ: r"mla_up_proj|mla up"}
 _UNSTATED_IS_SELECTIVE = r"nemo-megatron (1\d|2[0-3])\."
 _UNSTATED_IS_FULL = ("megatron-2019", "megatron-2021", "megatron-deepspeed", "deepspeed", "deepspeed-2021")
 
 
-def _recompute(run: Run, problem: Problem, notes: list[str]) -> tuple[Recompute, int]:
+def _recompute(run: Run, problem: Problem, notes: list[str]) -> Recomputation:
     text = run.recompute.lower()
     if "full" in text or "checkpointing" in text or text == "1":
-        return Recompute.FULL, run.num_recompute_layers or 0
-    if "selective" in text:
-        return Recompute.SELECTIVE, 0
+        counted = re.search(r"(\d+) layers", text)
+        return Recomputation(kind=Recompute.FULL, layers=int(counted[1]) if counted else run.num_recompute_layers or 0)
     if text in ("none", "no", "off", "false", "0"):
-        return Recompute.NONE, 0
-    if "norm" in text or "mla" in text or "act" in text:
-        notes.append(f"recompute of {run.recompute} taken as none: it repeats little")
-        return Recompute.NONE, 0
+        return Recomputation(kind=Recompute.NONE)
+    named = tuple(module for module in RecomputeModule if re.search(_MODULE_WORDS.get(module, rf"\b{module}\b"), text))
+    if named or "selective" in text:
+        return Recomputation(kind=Recompute.SELECTIVE, modules=named)
     if text:
-        raise UnscorableError(f"recompute={run.recompute!r} is not known; none, selective or full")
+        known_names = ", ".join(RecomputeModule)
+        raise UnscorableError(f"recompute={run.recompute!r} is not known; none, selective, full, or modules of {known_names}")
     if problem.framework.id in _UNSTATED_IS_FULL:
         notes.append("recompute taken as full, as that framework's large runs were")
-        return Recompute.FULL, 0
+        return Recomputation(kind=Recompute.FULL)
     if re.search(_UNSTATED_IS_SELECTIVE, run.framework, re.IGNORECASE):
         notes.append("recompute taken as selective: the scores of unfused attention would not fit")
-        return Recompute.SELECTIVE, 0
+        return Recomputation(kind=Recompute.SELECTIVE)
     notes.append("recompute taken as none")
-    return Recompute.NONE, 0
+    return Recomputation(kind=Recompute.NONE)

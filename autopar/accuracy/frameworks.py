@@ -58,6 +58,12 @@ _UNCOMPILED = (
     "gated_activation_passes",
     "elementwise_kernels",
 )
+TORCHTITAN = "torchtitan"
+EAGER_LOGITS_BYTES, EAGER_SPLIT_LOGITS_BYTES = 14.0, 18.0
+"""Bytes a logit of torchtitan's loss before it was compiled: three or, split over ranks, four fp32 tensors (log-probabilities, gradient,
+exponentials and their sum) and the block that the low-precision logits left, too small for any of them."""
+EAGER_SELECTIVE_KEPT = 0.45
+"""Share that recomputation by operator keeps where blocks are not compiled: the last product's output too, which nothing reads."""
 ASYNC_TENSOR_OVERLAP = 0.7
 """Share of the products that torchtitan's asynchronous tensor parallelism hides its collectives behind: eight chunks, the first exposed."""
 
@@ -79,13 +85,27 @@ def profile_of(run: Run, machines: ClusterSpec, notes: list[str]) -> ExecutionPr
     if name == "fsdp" and "llm-foundry" in run.framework.lower():
         notes.append("flash attention in Triton, as llm-foundry's configurations of 2023 have it")
         return replace(profile, attention_share=profile.attention_share * TRITON_ATTENTION)
-    if name == "torchtitan" and re.search(r"async ?tp", notes_of_run):
+    if name == TORCHTITAN:
+        return _torchtitan_of(profile, run.framework, notes_of_run, notes)
+    if profile.low_precision_copies and "fp8" in run.precision.lower():
+        notes.append("FP8 weights taken as the parameters themselves, as NVIDIA's own runs have them")
+        return replace(profile, low_precision_copies=0.0)
+    return profile
+
+
+def _torchtitan_of(profile: ExecutionProfile, release: str, notes_of_run: str, notes: list[str]) -> ExecutionProfile:
+    """torchtitan as it was at the row's release, and as the row's notes say that it was run."""
+    if re.search(r"202[34]", release):
+        notes.append("loss not compiled: releases of 2024")
+        profile = replace(profile, logits_bytes=EAGER_LOGITS_BYTES, split_logits_bytes=EAGER_SPLIT_LOGITS_BYTES)
+    if re.search(r"async ?tp", notes_of_run):
         notes.append("asynchronous tensor parallelism, as the row's notes say")
         return replace(profile, tensor_overlap_forward=ASYNC_TENSOR_OVERLAP, tensor_overlap_backward=ASYNC_TENSOR_OVERLAP)
-    if name == "torchtitan" and re.match(r"table \d+: fsdp(;|$)", notes_of_run):
+    if re.match(r"table \d+: fsdp(;|$)", notes_of_run):
         notes.append("not compiled, as the row's notes say")
         eager = framework("pytorch-eager")
-        return replace(profile, id="torchtitan, not compiled", **{field: getattr(eager, field) for field in _UNCOMPILED})
+        uncompiled = {field: getattr(eager, field) for field in _UNCOMPILED}
+        return replace(profile, id=f"{TORCHTITAN}, not compiled", selective_kept=EAGER_SELECTIVE_KEPT, **uncompiled)
     return profile
 
 

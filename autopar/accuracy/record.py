@@ -53,7 +53,7 @@ def run_of(measured: Measured, run_id: str) -> Run:
         framework=measured.framework,
         model_name=model.name,
         sharding_as_stated=f"zero-{strategy.zero_stage}" if strategy.zero_stage else "0",
-        recompute=strategy.recompute.value,
+        recompute=": ".join([strategy.recompute.value, *(["+".join(strategy.recompute_modules)] if strategy.recompute_modules else [])]),
         precision=training.precision.name,
         notes="; ".join(filter(None, (measured.notes, _order_note(strategy)))),
         pipeline_schedule=strategy.pipeline_schedule.value if pipelined else "",

@@ -18,6 +18,7 @@ from autopar.costmodel.step import Evaluation, evaluate
 
 from .cases import Case, case_of
 from .metrics import ErrorSummary, Ranking, ranking
+from .peaks import MemoryCount
 from .runs import MEASUREMENTS, Run, Skipped
 
 ACCURACY_SCHEMA_VERSION = "1.0"
@@ -192,9 +193,20 @@ def predict(cases: Sequence[Case]) -> tuple[Prediction | Skipped, ...]:
         return tuple(row for row in columns if isinstance(row, Skipped))
     inputs = stack([row for row in columns if isinstance(row, Inputs)])
     with np.errstate(all="ignore"):  # what overflows is not finite, and is skipped below with its reason
-        found = evaluate(inputs, StrategyColumns.of([case.strategy for case in kept]), simulate=True)
+        found = _with_held_memory(evaluate(inputs, StrategyColumns.of([case.strategy for case in kept]), simulate=True), kept)
     predictions = iter([_prediction(case, found, row) for row, case in enumerate(kept)])
     return tuple(row if isinstance(row, Skipped) else next(predictions) for row in columns)
+
+
+def _with_held_memory(found: Evaluation, cases: Sequence[Case]) -> Evaluation:
+    """``found`` with the memory of the rows that hold something narrower than the problem whose time is predicted."""
+    rows = [row for row, case in enumerate(cases) if case.held is not case.problem]
+    if not rows:
+        return found
+    held = evaluate(Inputs.stacked([cases[row].held for row in rows]), StrategyColumns.of([cases[row].strategy for row in rows]))
+    peak, allocated = found.peak_memory_bytes.copy(), found.allocated_memory_bytes.copy()
+    peak[rows], allocated[rows] = held.peak_memory_bytes, held.allocated_memory_bytes
+    return replace(found, peak_memory_bytes=peak, allocated_memory_bytes=allocated)
 
 
 def _inputs(case: Case) -> Inputs | Skipped:
@@ -207,20 +219,33 @@ def _inputs(case: Case) -> Inputs | Skipped:
 
 def _prediction(case: Case, found: Evaluation, row: int) -> Prediction | Skipped:
     seconds = float(found.step_time_seconds[row])
-    size = float((found.allocated_memory_bytes if case.memory_is_allocated else found.peak_memory_bytes)[row])
+    size = _counted_bytes(case, found, row)
     if not (math.isfinite(seconds) and seconds > 0 and math.isfinite(size)):
         return Skipped(run_id=case.run.run_id, reason="the sizes are too large for the model to give a finite time and memory")
     ran = case.measured_seconds is not None or case.measured_bytes is not None
+    out_of_memory = case.run.out_of_memory if case.run.out_of_memory is not None else (False if ran else None)
     return Prediction(
         run_id=case.run.run_id,
         measured_seconds=case.measured_seconds,
         predicted_seconds=seconds,
         measured_bytes=case.measured_bytes,
         predicted_bytes=size,
-        ran_out_of_memory=case.run.out_of_memory if case.run.out_of_memory is not None else (False if ran else None),
+        ran_out_of_memory=out_of_memory if case.memory_comparable else None,
         predicted_fits=bool(found.fits[row]),
         notes=case.notes,
     )
+
+
+def _counted_bytes(case: Case, found: Evaluation, row: int) -> float:
+    """The part of the predicted peak that the row's measurement counts."""
+    tensors = float(found.allocated_memory_bytes[row])
+    match case.memory_counts:
+        case MemoryCount.TENSORS:
+            return tensors
+        case MemoryCount.RESERVED:
+            return tensors * (1 + case.problem.framework.fragmentation)
+        case MemoryCount.DRIVER:
+            return float(found.peak_memory_bytes[row])
 
 
 def _grouped(cases: Sequence[Case], errors: Sequence[float | None], column: str) -> dict[str, ErrorSummary]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from autopar.costmodel.spec.errors import UnknownNameError
 from autopar.costmodel.spec.framework import ExecutionProfile, RecomputeCount
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, RecomputeModule
 
 FOLDER = Path(__file__).parent / "frameworks"
 
@@ -35,6 +35,7 @@ def framework(name: str) -> ExecutionProfile:
     table["schedules"] = tuple(PipelineSchedule(kind) for kind in table["schedules"])
     table["context_parallel_kinds"] = tuple(ContextParallelKind(kind) for kind in table["context_parallel_kinds"])
     table["rank_orders"] = tuple(RankOrder(order) for order in table["rank_orders"])
+    table["recompute_modules"] = tuple(RecomputeModule(module) for module in table["recompute_modules"])
     table["recompute_count"] = RecomputeCount(table["recompute_count"])
     for stages in ("zero_stages", "zero_stages_with_pipeline", "zero_bubble_virtual_stages"):
         table[stages] = tuple(table[stages])

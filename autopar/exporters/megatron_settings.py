@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, RecomputeModule
 
 from . import megatron_layout as layout
 from .megatron_model import MODEL_SETTINGS, model_settings
@@ -123,7 +123,8 @@ def _recompute(question: Question) -> dict[str, Value]:
         case Recompute.NONE:
             return {}
         case Recompute.SELECTIVE:
-            return {"recompute-granularity": "selective", "recompute-modules": ("core_attn",)}
+            modules = tuple(module.value for module in strategy.recompute_modules) or (RecomputeModule.CORE_ATTN.value,)
+            return {"recompute-granularity": "selective", "recompute-modules": modules}
         case Recompute.FULL if strategy.num_recompute_layers == 0:
             return {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
         case Recompute.FULL:
@@ -210,5 +211,7 @@ def _recompute_fields(settings: Settings, virtual_stages: int) -> dict[str, Valu
         layers = integer(settings, "recompute-num-layers", 1) * virtual_stages if block else 0
         return {"strategy.recompute": Recompute.FULL.value, "strategy.num_recompute_layers": layers}
     modules = words(settings, "recompute-modules") or ("core_attn",)
-    selective = granularity == "selective" and "core_attn" in modules
-    return {"strategy.recompute": (Recompute.SELECTIVE if selective else Recompute.NONE).value}
+    known = tuple(module.value for module in RecomputeModule if module.value in modules) if granularity == "selective" else ()
+    found: dict[str, Value] = {"strategy.recompute": (Recompute.SELECTIVE if known else Recompute.NONE).value}
+    # the attention core alone is what recompute=selective says by itself
+    return found if known in ((), (RecomputeModule.CORE_ATTN.value,)) else {**found, "strategy.recompute_modules": known}

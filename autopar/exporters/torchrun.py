@@ -132,7 +132,7 @@ def _named(cluster: ClusterSpec) -> list[str]:
     ]  # fmt: skip
 
 
-_SAID_APART = ("pipeline_layers", "stage_recompute_layers", "rank_order")
+_SAID_APART = ("pipeline_layers", "stage_recompute_layers", "rank_order", "recompute_modules")
 
 
 def environment(question: Question) -> dict[str, str]:
@@ -148,6 +148,8 @@ def environment(question: Question) -> dict[str, str]:
     }
     if strategy.stage_recompute_layers:
         training[f"{_PREFIX}STAGE_RECOMPUTE_LAYERS"] = ",".join(map(str, strategy.stage_recompute_layers))
+    if strategy.recompute_modules:
+        training[f"{_PREFIX}RECOMPUTE_MODULES"] = ",".join(strategy.recompute_modules)
     if strategy.rank_order is not RankOrder.TP_CP_DP_PP:
         training[f"{_PREFIX}RANK_ORDER"] = strategy.rank_order.value
     if question.hosts:

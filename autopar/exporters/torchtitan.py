@@ -97,6 +97,10 @@ def plan_faults(question: Question) -> Iterator[Fault]:
     if strategy.expert_tensor_parallel_size > 1:
         given = str(strategy.expert_tensor_parallel_size)
         yield Fault(field="expert_tensor_parallel_size", given=given, required="torchtitan does not cut experts", fix="etp=1")
+    if strategy.recompute_modules:
+        given = "+".join(strategy.recompute_modules)
+        required = "torchtitan chooses by operator what selective recomputation repeats"
+        yield Fault(field="recompute_modules", given=given, required=required, fix="leave it out")
     if strategy.recompute is Recompute.FULL and strategy.num_recompute_layers:
         required = "torchtitan recomputes all layers or none"
         yield Fault(field="num_recompute_layers", given=str(strategy.num_recompute_layers), required=required, fix="recompute_layers=0")

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
+from autopar.costmodel.spec.strategy import RecomputeModule
 from autopar.exporters import megatron_layout as layout
 from autopar.exporters.launch import flag_words
 from autopar.exporters.megatron_lm import RULES
@@ -133,7 +134,7 @@ def _remarks(settings: Settings, instances: int) -> list[str]:
     said = []
     modules = settings.get("recompute-modules", ())
     if text(settings, "recompute-granularity") == "selective" and modules:
-        others = [str(module) for module in modules if module != "core_attn"] if isinstance(modules, tuple) else []
+        others = [str(module) for module in modules if module not in set(RecomputeModule)] if isinstance(modules, tuple) else []
         said += [f"recomputation of {', '.join(others)} is not modelled: memory is estimated without it"] if others else []
     if text(settings, "moe-token-dispatcher-type") == "flex":
         said.append("the flex dispatcher (DeepEP, HybridEP) is estimated as a plain all-to-all")

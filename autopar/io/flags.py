@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from autopar.costmodel.spec.errors import Fault, raise_if
 from autopar.costmodel.spec.framework import ExecutionProfile
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, RecomputeModule, Strategy
 
 SHORT_NAMES: dict[str, str] = {
     "tp": "tensor_parallel_size",
@@ -138,6 +138,9 @@ def make_strategy(values: Mapping[str, object], *, world_size: int | None = None
     faults: list[Fault] = []
     named: dict[str, object] = {}
     for key, value in values.items():
+        if key == "recompute_modules":
+            named[key] = _modules(value, faults)
+            continue
         field = key if key in ("pipeline_layers", "stage_recompute_layers", "shard_group_size") else _field(key, "strategy", faults)
         is_choice_text = field in CHOICES and isinstance(value, str)
         named[field] = CHOICES[field](str(_value(field, str(value), key, faults))) if is_choice_text and not faults else value
@@ -156,6 +159,16 @@ def make_strategy(values: Mapping[str, object], *, world_size: int | None = None
     if world_size is None or world_size == strategy.world_size:
         return strategy
     return _fill_data_parallel(strategy, named, world_size) if derived else _refuse_world_size(strategy, world_size)
+
+
+def _modules(value: object, faults: list[Fault]) -> tuple[RecomputeModule, ...]:
+    """Modules from their names, or from ``mla_up_proj+mlp``."""
+    names = [str(name) for name in value] if isinstance(value, tuple | list) else [name for name in str(value).split("+") if name]
+    known = {module.value: module for module in RecomputeModule}
+    faults += [
+        Fault(field="recompute_modules", given=repr(name), required=f"one of {', '.join(known)}") for name in names if name not in known
+    ]
+    return tuple(known[name] for name in names if name in known)
 
 
 def _fill_data_parallel(strategy: Strategy, named: Mapping[str, object], world_size: int) -> Strategy:

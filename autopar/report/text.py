@@ -231,7 +231,7 @@ def _recompute_text(strategy: Strategy) -> str:
         return f"full, on {split_text(strategy.stage_recompute_layers).replace(',', ', ')} layers of the stages in order"
     if strategy.recompute is Recompute.FULL and strategy.num_recompute_layers:
         return f"full, on {strategy.num_recompute_layers} layers of each pipeline rank"
-    return strategy.recompute.value
+    return strategy.recompute.value + (f", of {', '.join(strategy.recompute_modules)}" if strategy.recompute_modules else "")
 
 
 def _layers_text(stage: StageEstimate) -> str:

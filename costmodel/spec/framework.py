@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .strategy import ContextParallelKind, PipelineSchedule, RankOrder
+from .strategy import ContextParallelKind, PipelineSchedule, RankOrder, RecomputeModule
 
 
 class RecomputeCount(StrEnum):
@@ -125,12 +125,28 @@ class ExecutionProfile:
     """Activations an RMSNorm keeps beside its input and output: eager ones cast to fp32 and multiply by the weight on its own."""
     gathered_inputs_kept: float
     """Share of a sequence-parallel region's gathered input that is kept for backward; 0 gathers it again (Megatron)."""
+    low_precision_inputs: bool
+    """FP8 and FP4 linear layers keep their inputs as quantised (Transformer Engine); else as they came, and quantise again (torchao)."""
+    low_precision_copies: float
+    """Bytes a parameter of the FP8 weights that are kept beside the low-precision ones: as they are and transposed; 0 where they are the
+    parameters themselves (``fp8_param_gather``) or are cast for each product anew."""
+    routed_rows_kept: float
+    """Copies of the routed rows, as wide as the model, that an expert layer keeps beside the experts' input: 1 where the experts' output
+    is weighted as it comes back, more where rows are weighted in fp32 or permuted in steps of their own."""
+    unrotated_latent_kept: float
+    """1: latent attention keeps queries and keys also as they were before rotation, as unfused rotation does."""
     gathered_context_kept: float
     """1: keys and values gathered over context-parallel ranks are kept for backward, and the output once more; 0: gathered again."""
+    context_heads_repeated: bool
+    """Context-parallel attention repeats key-value heads for the queries before it exchanges them (PyTorch's)."""
     query_copies_kept: float
     """Tensors of the queries' size that rotary attention keeps beyond q, k, v and the output."""
     logits_bytes: float
     """Bytes a logit held at the loss's peak: low-precision logits, their fp32 copy, the gradient."""
+    split_logits_bytes: float
+    """The same where the vocabulary is split over tensor-parallel ranks, whose loss is another code path; 0: the same."""
+    sharded_master_alone: bool
+    """ZeRO-3 keeps each rank's share in the master's type alone and casts it to gather it (FSDP); else a low-precision share beside it."""
     # what it accepts
     tensor_parallel: bool
     pipeline_parallel: bool
@@ -158,6 +174,8 @@ class ExecutionProfile:
     """It can be told which stage holds how many layers; else it splits them itself, evenly where they divide."""
     rank_orders: tuple[RankOrder, ...]
     """How it can number ranks, its own default first."""
+    recompute_modules: tuple[RecomputeModule, ...]
+    """Parts of a layer that selective recomputation can be told to repeat; empty where it takes no names."""
     recompute_count: RecomputeCount
     recompute_by_stage: bool
     """Each virtual stage can recompute a number of layers of its own; else they all recompute as many."""

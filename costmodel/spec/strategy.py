@@ -18,8 +18,25 @@ LEFT_OUT = MappingProxyType({"left_out_of_files": True})
 class Recompute(StrEnum):
     NONE = "none"
     SELECTIVE = "selective"
-    """The attention core alone (Korthikanti 2022); nothing to save where attention is fused."""
+    """The attention core alone (Korthikanti 2022), unless modules are named; of it nothing to save where attention is fused."""
     FULL = "full"
+
+
+class RecomputeModule(StrEnum):
+    """A part of a layer that ``recompute=selective`` can repeat, by Megatron's name (``--recompute-modules``)."""
+
+    CORE_ATTN = "core_attn"
+    LAYERNORM = "layernorm"
+    """Norms that are kernels of their own: before latent attention and before experts."""
+    MLA_UP_PROJ = "mla_up_proj"
+    """Latent attention's up projections and rotation."""
+    MOE_ACT = "moe_act"
+    """The activation between an expert's products."""
+    MLP = "mlp"
+    """The feed-forward of dense layers."""
+    MOE = "moe"
+    """Router, exchange, experts and shared experts."""
+    SHARED_EXPERTS = "shared_experts"
 
 
 class PipelineSchedule(StrEnum):
@@ -77,6 +94,8 @@ class Strategy:
     stage_recompute_layers: tuple[int, ...] = ()
     """Layers of each virtual stage that ``recompute=full`` covers, in model order; empty: ``num_recompute_layers`` on every rank."""
     rank_order: RankOrder = field(default=RankOrder.TP_CP_DP_PP, metadata=LEFT_OUT)
+    recompute_modules: tuple[RecomputeModule, ...] = field(default=(), metadata=LEFT_OUT)
+    """What ``recompute=selective`` repeats; empty: the attention core, or what the framework chooses by operator."""
 
     def __post_init__(self) -> None:
         at_least_one = [f.name for f in fields(self) if f.name.endswith("_size") or f.name == "virtual_pipeline_stages"]
@@ -122,7 +141,9 @@ class Strategy:
         if self.rank_order is not RankOrder.TP_CP_DP_PP:
             parts.append(f"order={self.rank_order.value}")
         recompute = self.recompute.value
-        if self.stage_recompute_layers:
+        if self.recompute_modules and self.recompute is Recompute.SELECTIVE:
+            recompute += f"({'+'.join(self.recompute_modules)})"
+        elif self.stage_recompute_layers:
             recompute += f"(layers={split_text(self.stage_recompute_layers)})"
         elif self.recompute is Recompute.FULL and self.num_recompute_layers:
             recompute += f"({self.num_recompute_layers} layer{'' if self.num_recompute_layers == 1 else 's'})"

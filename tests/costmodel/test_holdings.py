@@ -96,3 +96,23 @@ def test_a_tied_table_is_summed_between_the_ends_of_the_pipeline() -> None:
     first, *middle, last = exposed(replace(DENSE, tied_embeddings=True))
     assert middle == [0, 0]
     assert first == last > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "wide_head"), [("dense", "amp-bf16", False), ("dense", "fp8", True), ("grouped", "amp-bf16", False)]
+)
+def test_no_low_precision_copy_is_made_of_a_table(name: str, precision: str, wide_head: bool) -> None:
+    model = MODELS[name]
+    asked = problem(model, precision=precision, low_precision_copies=2, vocab_padding_multiple=0)
+    inputs, columns = Inputs.of(asked), StrategyColumns.of([Strategy(zero_stage=0)])
+    costs = layer_costs(inputs, columns)
+    shape = PipelineShape.of(inputs, columns)
+    found = float(holdings.rank_states(inputs, columns, costs, shape).parameters[0, 0])
+    table = model.vocab_size * model.hidden_size
+    # a tied table is the output matrix too, which autocast casts
+    left = (0 if model.tied_embeddings else table) + (table if wide_head else 0)
+    training = inputs.training
+    copied = model.num_parameters - left
+    assert found == pytest.approx(
+        model.num_parameters * float(training.parameter_bytes) + copied * float(training.cached_weight_bytes), rel=1e-4
+    )

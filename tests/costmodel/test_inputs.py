@@ -45,7 +45,9 @@ def test_low_precision_is_for_linear_layers_alone() -> None:
 
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_bytes_are_the_precisions_where_the_framework_says_nothing(name: str) -> None:
-    silent = replace(framework("megatron-core"), gradient_bytes=0, gradient_reduce_bytes=0, sharded_gradient_bytes=0)
+    silent = replace(
+        framework("megatron-core"), gradient_bytes=0, gradient_reduce_bytes=0, sharded_gradient_bytes=0, low_precision_copies=0
+    )
     training = TrainingSpec(global_batch_size=1, sequence_length=1, precision=PRECISIONS[name])
     columns = TrainingColumns.of(training, silent)
     kinds = ("parameter", "gradient", "sharded_gradient", "master_weight", "optimizer_state", "cached_weight")

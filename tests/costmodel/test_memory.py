@@ -19,9 +19,9 @@ from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.memory import LayerActivations
 from autopar.costmodel.sharding import LocalParameters
 from autopar.costmodel.spec.model import ModelSpec, Norm, PositionEmbedding
-from autopar.costmodel.spec.strategy import Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, Strategy
 
-from .problems import DENSE, EXPERTS, GPT, problem, sharded
+from .problems import DENSE, EXPERTS, GPT, GROUPED, LATENT, problem, sharded
 
 MEASURED = Path(__file__).resolve().parents[2] / "benchmarks" / "data" / "h200" / "layer.csv"
 MIB = 2**20
@@ -151,6 +151,41 @@ def test_states_a_parameter_by_precision(precision: str, a_parameter: float) -> 
     assert float(states.total[0]) == a_parameter
 
 
+@pytest.mark.parametrize(("precision", "copies"), [("fp8", 2), ("bf16", 0), ("amp-bf16", 0)])
+def test_low_precision_copies_are_of_linear_layers(precision: str, copies: float) -> None:
+    without, beside = (Inputs.of(problem(DENSE, precision=precision, low_precision_copies=each)) for each in (0.0, 2.0))
+    strategies = StrategyColumns.of([Strategy(zero_stage=1)])
+    one, two = (
+        float(memory.state_bytes(inputs, strategies, np.array([10.0]), np.array([8.0]), copied=np.array([7.0])).parameters[0])
+        for inputs in (without, beside)
+    )
+    assert two - one == 7 * copies
+
+
+@pytest.mark.parametrize(("stage", "a_parameter"), [(0, 18), (1, 18), (2, 18), (3, 16)])
+def test_a_framework_that_shards_the_master_alone_keeps_no_share_beside_it(stage: int, a_parameter: float) -> None:
+    inputs = Inputs.of(problem(DENSE, sharded_master_alone=True))
+    states = memory.state_bytes(inputs, StrategyColumns.of([Strategy(zero_stage=stage)]), np.array([1.0]), np.array([1.0]))
+    assert float(states.total[0]) == a_parameter
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("precision", ["bf16", "pure-bf16", "fp32"])
+def test_nothing_keeps_less_than_the_least(alone: bool, precision: str) -> None:
+    inputs = Inputs.of(problem(DENSE, precision=precision, sharded_master_alone=alone))
+    parameters = np.asarray(inputs.model.num_parameters, dtype=np.float64)
+    found = memory.state_bytes(inputs, StrategyColumns.of([Strategy(zero_stage=3)]), parameters, np.array([1.0]))
+    assert float((found.total - found.gradients)[0]) == pytest.approx(float(memory.least_state_bytes(inputs)))
+
+
+def test_parameters_kept_whole_are_reduced_from_a_copy_of_one_layer_s_gradients() -> None:
+    stages = [Strategy(zero_stage=stage, data_parallel_size=8) for stage in (0, 1, 2)]
+    inputs, shard = sharded(problem(DENSE, gpus=8, sharded_master_alone=True), *stages)
+    found = memory.gathered_bytes(inputs, StrategyColumns.of(stages), LocalParameters.of(inputs, shard))
+    layer = DENSE.layer_parameters(moe=False) * float(inputs.training.gradient_reduce_bytes)
+    assert found.tolist() == [0, layer, layer]
+
+
 def test_zero_3_holds_two_gathered_layers() -> None:
     inputs, shard = sharded(problem(DENSE), Strategy(zero_stage=3), Strategy(zero_stage=2))
     local = LocalParameters.of(inputs, shard)
@@ -183,6 +218,51 @@ def test_fp8_keeps_less_and_a_longer_sequence_more() -> None:
     plain, low = (float(activations(DENSE, Strategy(), precision=name).kept[0]) for name in ("bf16", "fp8"))
     assert 0.5 * plain < low < plain
     assert float(activations(DENSE, Strategy(), length=4096).kept[0]) == 2 * plain
+
+
+def test_fp8_keeps_quantised_inputs_beside_what_others_read() -> None:
+    # latent attention: the norm's output for either down projection, its own output once more; an expert's norm as the router reads it
+    tokens = 4096
+    output = LATENT.num_attention_heads * 64
+    plain, low, asked_again = (
+        sharded(problem(LATENT, gpus=8, precision=precision, low_precision_inputs=kept), Strategy())
+        for precision, kept in (("bf16", True), ("fp8", True), ("fp8", False))
+    )
+    attention, quantised, as_it_came = (float(memory.attention_activations(*case)[0][0]) for case in (plain, low, asked_again))
+    assert as_it_came == attention
+    assert quantised - attention == tokens * output
+    assert float(memory.expert_input_bytes(plain[0])) == 2
+    assert float(memory.expert_input_bytes(low[0])) == 3
+
+
+@given(tp=st.sampled_from([1, 2, 4, 8]), kept=st.sampled_from([0, 1]))
+def test_gradients_pass_at_the_full_width_of_the_tensor_parallel_region(tp: int, kept: int) -> None:
+    asked = problem(DENSE, gpus=8, gathered_inputs_kept=kept)
+    inputs, shard = sharded(asked, Strategy(tensor_parallel_size=tp, sequence_parallel=tp > 1))
+    whole = 4096 * 2048 * 2
+    assert float(memory.passing_gradients(inputs, shard)[0]) == pytest.approx(whole * (2 + (1 - kept) * (1 - 1 / tp)))
+
+
+@given(cp=st.sampled_from([2, 4, 8]), tp=st.sampled_from([1, 2]))
+def test_context_parallel_attention_gathers_keys_and_values_of_all_ranks(cp: int, tp: int) -> None:
+    def gathered(kind: ContextParallelKind, *, repeated: bool = False) -> float:
+        strategy = Strategy(context_parallel_size=cp, context_parallel_kind=kind, tensor_parallel_size=tp)
+        asked = problem(GROUPED, gpus=16, context_heads_repeated=repeated)
+        return float(memory.attention_working_set(*sharded(asked, strategy))[0])
+
+    head = 4096 * 128 * 2
+    keys, queries = 4 / tp, 16 / tp
+    assert gathered(ContextParallelKind.ALL_GATHER) == head * 2 * keys
+    assert gathered(ContextParallelKind.RING) == head * (2 * keys + queries)
+    assert gathered(ContextParallelKind.RING, repeated=True) == head * 2 * queries
+    assert gathered(ContextParallelKind.ULYSSES) == 0
+
+
+def test_a_split_vocabulary_has_a_loss_of_its_own() -> None:
+    asked = problem(DENSE, logits_bytes=6, split_logits_bytes=10, gathered_inputs_kept=1, vocab_padding_multiple=0)
+    inputs, shard = sharded(asked, Strategy(), Strategy(tensor_parallel_size=8, sequence_parallel=True))
+    logits, one = 4096 * 32_768, 2 * 4096 * 2048
+    assert memory.logits_bytes(inputs, shard).tolist() == [logits * 6 + 2 * one, logits / 8 * 10 + 2 * one / 8 + one * 7 / 8]
 
 
 def test_logits_are_kept_at_the_head_alone() -> None:

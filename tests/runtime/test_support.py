@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autopar.costmodel.spec.strategy import PipelineSchedule, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, RecomputeModule, Strategy
 from autopar.costmodel.spec.training import PRECISIONS
 from autopar.runtime.batches import batch_faults as faults_of_batch
 from autopar.runtime.precision import precision_faults, tensor_types
@@ -30,6 +30,13 @@ def test_kinds_of_context_parallelism_that_the_runtime_does_not_have() -> None:
 def test_sequence_parallelism_needs_a_tensor_axis() -> None:
     (fault,) = unsupported(Strategy(sequence_parallel=True))
     assert fault.field == "sequence_parallel"
+
+
+def test_modules_are_not_recomputed_one_by_one() -> None:
+    core, mlp = (Strategy(recompute=Recompute.SELECTIVE, recompute_modules=(m,)) for m in (RecomputeModule.CORE_ATTN, RecomputeModule.MLP))
+    assert unsupported(core) == ()
+    (fault,) = unsupported(mlp)
+    assert (fault.field, fault.given) == ("recompute_modules", "mlp")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,15 @@ from autopar.costmodel.columns import StrategyColumns
 from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.framework import RecomputeCount
 from autopar.costmodel.spec.schedule import schedule_faults
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy, balanced_layers
+from autopar.costmodel.spec.strategy import (
+    ContextParallelKind,
+    PipelineSchedule,
+    RankOrder,
+    Recompute,
+    RecomputeModule,
+    Strategy,
+    balanced_layers,
+)
 from autopar.search import feasibility
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16])
@@ -36,6 +44,7 @@ STRATEGIES = st.builds(
     zero_stage=st.integers(0, 3),
     shard_group_size=st.sampled_from([0, 1, 2, 3, 8]),
     recompute=st.sampled_from(list(Recompute)),
+    recompute_modules=st.sampled_from([(), (), (RecomputeModule.MLP,), (RecomputeModule.MOE_ACT, RecomputeModule.LAYERNORM)]),
     num_recompute_layers=st.sampled_from([0, 0, 1, 2, 5]),
     pipeline_layers=st.sampled_from([(), (), (3, 3), (2, 2, 2), (6,), (5, 1), (6, 0), (0, 3, 0, 3), (2, 2)]),
     rank_order=st.sampled_from(list(RankOrder)),
@@ -156,6 +165,9 @@ ORACLES: dict[str, Oracle] = {
         )
     ),
     "stages_divide_layers": lambda p, s: p.framework.places_layers or p.model.num_layers % s.num_virtual_stages == 0,
+    "recomputed_modules": lambda p, s: (
+        not s.recompute_modules or (s.recompute is Recompute.SELECTIVE and set(s.recompute_modules) <= set(p.framework.recompute_modules))
+    ),
     "recomputed_stages": lambda p, s: (
         s.stage_recompute_layers == ()
         or (

@@ -8,7 +8,7 @@ import pytest
 
 from autopar.accuracy.cases import Case, case_of
 from autopar.accuracy.runs import Run, Skipped
-from autopar.costmodel.spec.strategy import Recompute
+from autopar.costmodel.spec.strategy import Recompute, RecomputeModule
 
 ROW = Run(
     run_id="r", device="a100-sxm4-80gb", framework="Megatron-LM", model_name="llama2-7b", num_gpus=8, sequence_length=4096,
@@ -147,3 +147,35 @@ def test_context_parallelism_of_an_earlier_release_is_scored() -> None:
     case = case_of(replace(ROW, framework="torchtitan 2024-12", model_name="llama3.1-8b", tensor_parallel_size=1, context_parallel_size=8))
     assert isinstance(case, Case)
     assert case.strategy.context_parallel_kind not in case.problem.framework.context_parallel_kinds
+
+
+@pytest.mark.parametrize(
+    ("text", "modules", "layers"),
+    [
+        ("selective: mla_up_proj+mlp", (RecomputeModule.MLA_UP_PROJ, RecomputeModule.MLP), 0),
+        ("moe_act, layernorm", (RecomputeModule.LAYERNORM, RecomputeModule.MOE_ACT), 0),
+        ("selective", (), 0),
+        ("full, 5 layers", (), 5),
+    ],
+)
+def test_modules_and_layers_are_read_from_the_text(text: str, modules: tuple[RecomputeModule, ...], layers: int) -> None:
+    case = case_of(replace(ROW, framework="Megatron-Core", recompute=text))
+    assert isinstance(case, Case)
+    assert case.strategy.recompute_modules == modules
+    assert case.strategy.num_recompute_layers == layers
+
+
+def test_what_a_row_says_it_held_changes_its_memory_alone() -> None:
+    plain, narrow = (case_of(replace(ROW, peak_memory_gb=60.0, notes=notes)) for notes in ("", "gradient_bytes=2, as its recipe"))
+    assert isinstance(plain, Case)
+    assert isinstance(narrow, Case)
+    assert narrow.problem == plain.problem
+    assert narrow.held is not None
+    assert narrow.held.framework.gradient_bytes == 2
+
+
+@pytest.mark.parametrize(("framework", "count"), [("pytorch-eager", "tensors"), ("torchtitan 2025", "reserved"), ("Megatron-LM", "driver")])
+def test_a_peak_counts_what_its_source_reports(framework: str, count: str) -> None:
+    case = case_of(replace(ROW, framework=framework, tensor_parallel_size=1, recompute="none"))
+    assert isinstance(case, Case)
+    assert case.memory_counts == count

@@ -60,6 +60,9 @@ def inputs(case: Case) -> dict[str, Any]:
 def question(case: Case) -> tuple[Problem, Strategy]:
     strategy = {name: tuple(value) if isinstance(value, list) else value for name, value in case["strategy"].items()}
     problem, chosen, _ = resolve(model(case), strategy, **inputs(case))
+    if "optimizer_state_bytes" in case:
+        precision = replace(problem.training.precision, optimizer_state_bytes=case["optimizer_state_bytes"])
+        problem = replace(problem, training=replace(problem.training, precision=precision))
     return replace(problem, framework=replace(problem.framework, **case.get("profile", {}))), chosen
 
 
@@ -218,6 +221,27 @@ def test_c052_and_c053_rank_behind_the_balanced_layout() -> None:
     seconds = [estimate_of_run({**base, "strategy": {**layout, "vpp": 5, "mbs": 1}}).step_time_seconds for layout in layouts]
     assert seconds == sorted(seconds)
     assert seconds[0] / seconds[1] == pytest.approx(1 - 0.059, abs=0.03)
+
+
+def repeating(case: Case, *modules: str) -> Estimate:
+    """A case with modules recomputed."""
+    repeated = {"recompute": "selective", "recompute_modules": list(modules)} if modules else {}
+    return estimate({**case, "strategy": {**case["strategy"], **repeated}})
+
+
+def test_c054_recomputing_the_mlp_costs_a_sixth_of_the_speed() -> None:
+    case = {**next(case for case in CASES["time"] if case["id"] == "C052"), "strategy": {"tp": 4, "pp": 4, "vpp": 5, "mbs": 1}}
+    plain, again = (repeating({**case, "gpu": "h200-sxm-141gb"}, *modules) for modules in (["core_attn"], ["mlp"]))
+    speed = again.model_flops_per_second_per_gpu / plain.model_flops_per_second_per_gpu
+    assert speed == pytest.approx(593.6 / 704, abs=0.03)
+    assert again.peak_memory_bytes < plain.peak_memory_bytes - 3.2e9
+
+
+def test_c057_recomputing_the_experts_activation_saves_little_and_costs_little() -> None:
+    case = next(case for case in CASES["memory"] if case["id"] == "C056")
+    plain, again = repeating(case), repeating(case, "moe_act")
+    assert 0.5e9 < tensors(plain.stages[0].memory) - tensors(again.stages[0].memory) < 1e9
+    assert again.step_time_seconds / plain.step_time_seconds == pytest.approx(466.26 / 457.18, abs=0.02)
 
 
 def test_c059_core_attention_recompute_saves_nothing_under_fused_attention() -> None:

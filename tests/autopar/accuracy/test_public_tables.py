@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +39,22 @@ def test_the_shipped_tables_are_read_whole() -> None:
     assert len({run.run_id for run in runs}) == len(runs)
     readme = (tables.FOLDER / "README.md").read_text()
     assert [family for family in sorted({run.family for run in runs}) if f"`{family}`" not in readme] == []
+
+
+def test_rows_recompute_what_their_recipes_do() -> None:
+    with (tables.FOLDER / "bridge_recipes.csv").open(newline="", encoding="utf-8") as file:
+        recipes = {row["recipe"]: row for row in csv.DictReader(file)}
+    with (tables.FOLDER / "published_runs.csv").open(newline="", encoding="utf-8") as file:
+        named = [
+            (row, found[1]) for row in csv.DictReader(file) if (found := re.search(r"recomputation of the recipe (\w+)", row["notes"]))
+        ]
+    assert len(named) > 90
+    sizes = ("tensor", "pipeline", "context", "expert")
+    for row, name in named:
+        recipe = recipes[name]
+        assert (row["recompute"], row["precision"]) == (recipe["recompute"], recipe["precision"]), row["run_id"]
+        for size in (f"{axis}_parallel_size" for axis in sizes):
+            assert (row[size] or "1") == (recipe[size] or "1"), (row["run_id"], size)
 
 
 def test_targets_count_their_rows_alone(accuracy: Accuracy) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autopar.accuracy.cases import Case, case_of
+from autopar.accuracy.peaks import MemoryCount
 from autopar.accuracy.record import Measured, append_runs, run_of
 from autopar.accuracy.runs import read_runs
 from autopar.catalog.models import model
@@ -54,7 +55,7 @@ def test_a_row_means_the_run_it_was_made_of(tmp_path: Path, zero_stage: int) -> 
     assert case.problem.model.num_parameters == measured.model.num_parameters
     assert case.problem.training == measured.training
     assert (case.measured_seconds, case.measured_bytes) == (0.25, 30e9)
-    assert case.memory_is_allocated
+    assert case.memory_counts is MemoryCount.TENSORS
 
 
 def test_a_row_keeps_the_order_of_ranks() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from autopar.accuracy.document import document
 from autopar.accuracy.page import accuracy_page
+from autopar.accuracy.peaks import MemoryCount
 from autopar.accuracy.runs import read_runs
 from autopar.accuracy.score import GROUP_COLUMNS, OutOfMemory, comparable_set, group_columns, score
 from autopar.accuracy.view import memory_lines
@@ -35,7 +36,7 @@ def test_every_row_is_predicted_as_estimate_does(accuracy) -> None:
         one = estimate(case.problem, case.strategy)
         assert prediction.predicted_seconds == pytest.approx(one.step_time_seconds, rel=1e-9)
         assert prediction.predicted_fits == one.fits
-        if not case.memory_is_allocated:
+        if case.memory_counts is MemoryCount.DRIVER:
             assert prediction.predicted_bytes == pytest.approx(one.peak_memory_bytes, rel=1e-9)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.costmodel.spec.errors import InvalidInputError
-from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, RecomputeModule, Strategy
 from autopar.io.flags import (
     SHORT_NAMES,
     constraint_texts,
@@ -23,7 +23,7 @@ from autopar.io.flags import (
 
 
 def test_short_names_are_fields_of_a_strategy() -> None:
-    unnamed = {"shard_group_size", "pipeline_layers", "stage_recompute_layers"}
+    unnamed = {"shard_group_size", "pipeline_layers", "stage_recompute_layers", "recompute_modules"}
     assert set(SHORT_NAMES.values()) == {f.name for f in fields(Strategy)} - unnamed
     assert [short_name(field) for field in SHORT_NAMES.values()] == list(SHORT_NAMES)
 
@@ -99,3 +99,13 @@ def test_sizes_that_do_not_make_the_world_size() -> None:
         make_strategy({"tp": 8, "dp": 2}, world_size=32)
     with pytest.raises(InvalidInputError, match="no part of a strategy"):
         make_strategy({"tensor": 8})
+
+
+def test_modules_are_named_in_one_word_or_in_a_list() -> None:
+    wanted = (RecomputeModule.MLA_UP_PROJ, RecomputeModule.MLP)
+    for text in ("mla_up_proj+mlp", ["mla_up_proj", "mlp"], wanted):
+        found = make_strategy({"dp": 8, "recompute": "selective", "recompute_modules": text})
+        assert found.recompute_modules == wanted
+        assert "recompute=selective(mla_up_proj+mlp)" in found.describe()
+    with pytest.raises(InvalidInputError, match="recompute_modules='mlps': one of core_attn, layernorm"):
+        make_strategy({"dp": 8, "recompute": "selective", "recompute_modules": "mlps"})

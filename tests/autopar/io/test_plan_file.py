@@ -16,7 +16,7 @@ from autopar.costmodel.spec.errors import AutoparError, InvalidInputError, Unsup
 from autopar.costmodel.spec.estimate import Estimate, Interval, StageEstimate, StageMemory, TimeBreakdown
 from autopar.costmodel.spec.model import LatentAttention, MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
 from autopar.costmodel.spec.plan import PLAN_SCHEMA_VERSION, Alternative, Plan, PlanInputs, SearchSummary
-from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, Strategy
+from autopar.costmodel.spec.strategy import ContextParallelKind, PipelineSchedule, RankOrder, Recompute, RecomputeModule, Strategy
 from autopar.costmodel.spec.training import PRECISIONS, Optimizer, TrainingSpec
 from autopar.io.measured_file import read_measured
 from autopar.io.plan_file import dump_plan, parse_plan, read_plan, write_plan
@@ -51,6 +51,7 @@ strategies = st.builds(
     num_recompute_layers=st.integers(0, 99),
     pipeline_layers=st.lists(size, max_size=4).map(tuple),
     rank_order=st.sampled_from(RankOrder),
+    recompute_modules=st.lists(st.sampled_from(RecomputeModule), unique=True, max_size=2).map(tuple),
 )
 devices = st.builds(
     DeviceSpec,
