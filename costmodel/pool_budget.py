@@ -67,7 +67,7 @@ def replica_budgets(machine: Machine, strategies: StrategyColumns, pools: Sequen
 
     The data-parallel sizes are those of all pools together. Memory is that of a pipeline with micro-batches enough to fill it.
     """
-    batch = _filling_batch(strategies)
+    batch = filling_batch(strategies)
     full = {place: machine.pools[place].with_batch(batch) for place in pools}
     for group in zip(*(stage_budgets(full[place].own, strategies, alone=True) for place in pools), strict=True):
         rows = strategies.take(group[0].rows)
@@ -81,7 +81,7 @@ def replica_budgets(machine: Machine, strategies: StrategyColumns, pools: Sequen
         yield tuple(found)
 
 
-def _filling_batch(strategies: StrategyColumns) -> int:
+def filling_batch(strategies: StrategyColumns) -> int:
     """A batch that fills every pipeline of ``strategies`` with whole rounds of micro-batches."""
     together = strategies.data_parallel_size * strategies.micro_batch_size * strategies.pipeline_parallel_size
     return _ROUNDS * math.lcm(*distinct(together))
