@@ -102,6 +102,14 @@ class Machine:
         """The step of ``mixed``, which must be feasible; a lower bound unless ``simulate`` where the schedule has no closed form."""
         on = tuple(tuple(self.problem.place(name) for name in lane.pools) for lane in mixed.lanes)
         found = [self._lane(mixed, lane, places, simulate=simulate) for lane, places in zip(mixed.lanes, on, strict=True)]
+        return self._whole(mixed, on, found)
+
+    def simulated(self, mixed: MixedStrategy, costs: MixedCosts) -> MixedCosts:
+        """``costs`` of ``mixed`` with its schedules simulated: as :meth:`costs` with ``simulate``, of which only that is left to do."""
+        return self._whole(mixed, costs.on, [_with_makespan(lane, simulate=True) for lane in costs.lanes])
+
+    def _whole(self, mixed: MixedStrategy, on: tuple[tuple[int, ...], ...], found: Sequence[StageCosts]) -> MixedCosts:
+        """The lanes with what they do together at the end of the step."""
         held = found[0].held if len(found) == 1 else _slowest_held([lane.held for lane in found])
         pacing = int(np.argmax([lane.makespan[0] for lane in found]))
         lanes = tuple(self._with_data(lane, places, held) for lane, places in zip(found, on, strict=True))
@@ -161,9 +169,7 @@ class Machine:
         times = _with_hops(_chosen([part.times for part in parts], stages), hops)
         busiest = used.index(on[int(np.argmax(shape.on_ranks(times.forward + times.backward + times.weight)[0]))])
         count = layers[0].shard.num_microbatches
-        sizes = (shape.schedule, shape.pipeline_parallel_size, shape.virtual_pipeline_stages, count)
-        makespan, exact = makespan_seconds(*sizes, times.forward, times.backward, times.weight, simulate=simulate)
-        return StageCosts(
+        costs = StageCosts(
             rows=np.zeros(1, dtype=np.int64),
             inputs=pools[busiest].own,
             shape=shape,
@@ -171,22 +177,29 @@ class Machine:
             times=times,
             held=_chosen([part.held for part in parts], ranks),
             memory=_chosen([part.memory for part in parts], ranks),
-            num_microbatches=count + 0 * makespan,
-            makespan=makespan,
-            exact=exact,
+            num_microbatches=np.broadcast_to(count, (1,)),
+            makespan=np.zeros(1),
+            exact=np.zeros(1, dtype=np.bool_),
             data_seconds=np.zeros((1, len(on))),
             overhead=np.zeros(1),
         )
+        return _with_makespan(costs, simulate=simulate)
 
     def _layer_costs(self, place: int, inputs: Inputs, strategy: Strategy, batch: int) -> LayerCosts:
-        """Once for all placements of one strategy; only the latest sizes are kept."""
+        """Once for all placements of one strategy and, where their number tells no layers apart, for all shares of the micro-batches.
+
+        FP8 casts weights once for all of them, and the first one's gradients may have nothing to be added to. Only the latest are kept.
+        """
         plain = replace(strategy, pipeline_layers=(), stage_recompute_layers=(), num_recompute_layers=0)
-        key = (place, batch, replace(plain, recompute=Recompute.NONE))
+        size = strategy.data_parallel_size * strategy.micro_batch_size
+        told = batch if np.any(inputs.training.low_precision_linear) else int(batch > size)
+        key = (place, told, replace(plain, recompute=Recompute.NONE))
         if key not in self._layers:
             if len(self._layers) >= _KEPT:
                 self._layers.clear()
             self._layers[key] = layer_costs(inputs, StrategyColumns.of([strategy]))
-        return self._layers[key]
+        found = self._layers[key]
+        return replace(found, shard=replace(found.shard, num_microbatches=inputs.training.global_batch_size / np.array([float(size)])))
 
     def _with_data(self, lane: StageCosts, on: tuple[int, ...], held: Holdings) -> StageCosts:
         """``lane`` with what its reductions and gathers leave exposed, which are those of all lanes together."""
@@ -220,6 +233,13 @@ class _Part:
             held = _slowest_held([held, held_by_ranks(pool.across, columns, through, shape)])
         memory = RankMemory.of(pool.own, columns, costs, shape, times, held.states)
         return cls(times=times, held=held, memory=memory)
+
+
+def _with_makespan(lane: StageCosts, *, simulate: bool) -> StageCosts:
+    shape, times = lane.shape, lane.times
+    sizes = (shape.schedule, shape.pipeline_parallel_size, shape.virtual_pipeline_stages, lane.num_microbatches)
+    makespan, exact = makespan_seconds(*sizes, times.forward, times.backward, times.weight, simulate=simulate)
+    return replace(lane, makespan=makespan, exact=exact)
 
 
 def lane_strategy(strategy: Strategy, lane: Lane) -> Strategy:

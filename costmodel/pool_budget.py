@@ -4,8 +4,7 @@ A stage's coefficients are those of the pool it is on (:mod:`stage_budget`, aske
 the transfers between stages are put on top. Memories of unlike size are made one: a smaller GPU is a larger one of which the
 difference is taken.
 
-Symbols: W seconds of a micro-batch on all stages, T on the busiest rank, m micro-batches, p ranks, phi the largest share of the
-forward in a stage's seconds.
+Symbols: W seconds of a micro-batch on all stages, T on the busiest rank, m micro-batches, p ranks.
 """
 
 from __future__ import annotations
@@ -24,9 +23,6 @@ from .sharding import Shard
 from .spec.strategy import PipelineSchedule
 from .stage_budget import Linear, StageBudget, stage_budgets
 from .step import overhead_seconds
-
-LARGEST_FORWARD_SHARE = 0.5
-"""A layer's backward takes twice its forward, and a transfer goes both ways: no stage spends more than half of its time forward."""
 
 _ROUNDS = 4
 
@@ -105,29 +101,40 @@ def joined_budget(budgets: Sequence[StageBudget], on: Sequence[int], shape: Pipe
         unfolded_bytes=_columns([budget.unfolded_bytes for budget in budgets], ranks),
         capacity_bytes=capacity,
         work_seconds=least,
-        forward_share=np.maximum.reduce([budget.forward_share for budget in budgets] + [np.full(len(least), LARGEST_FORWARD_SHARE)]),
+        forward_share=np.maximum.reduce([budget.forward_share for budget in budgets]),
         tail_seconds=np.zeros_like(least),
     )
 
 
-def pooled_bound_seconds(machine: Machine, pooled: PooledBudget, slowest: Floats) -> Floats:
+def pooled_bound_seconds(machine: Machine, pooled: PooledBudget, slowest: Floats, work: Floats | None = None) -> Floats:
     """Lower bound of each step where no placement that fits has a busiest rank below ``slowest`` seconds.
 
         any schedule   m T
         gpipe          W + (m - 1) T
-        1f1b           W + (m - 1) T - (p - 1) phi T
+        1f1b           W + (m - 1) T - (p - 1) T / 2,   2 W + (m - p - 1) T where m > p
 
-    and the framework's overhead on it. What follows the last backward is left out.
+    and the framework's overhead on it. What follows the last backward is left out. 1F1B: micro-batches enter and leave the busiest rank d
+    through the stages above it, and one goes on through those below. Of d itself that path has m - 1 more forwards and m - p + d more
+    backwards, or as many the other way round, and the shorter of the two passes is half of T at most. With m > p a path may go round
+    the stages below d twice, before and after all that d does in between: 2 W less what the stages up to d take, (d + 1) T at
+    most, and m - p + d times T.
+
+    Args:
+        machine: the constants of every pool.
+        pooled: the strategies.
+        slowest: T, at least.
+        work: W where it is known; else the least that any placement has.
     """
-    budget = pooled.budget
-    count, work = budget.num_microbatches, budget.work_seconds
+    budget, p = pooled.budget, pooled.budget.num_holders
+    count, work = budget.num_microbatches, budget.work_seconds if work is None else work
     floor = count * slowest
     with np.errstate(invalid="ignore"):
         if budget.schedule is PipelineSchedule.GPIPE:
             floor = work + (count - 1) * slowest
         elif budget.schedule is PipelineSchedule.ONE_F_ONE_B:
-            ramp = (budget.num_holders - 1) * budget.forward_share
-            floor = np.where(np.isfinite(slowest), np.maximum(floor, work + (count - 1 - ramp) * slowest), np.inf)
+            twice = np.where(count > p, 2 * work + (count - p - 1) * slowest, 0)
+            ramps = np.maximum(work + (count - 1 - (p - 1) / 2) * slowest, twice)
+            floor = np.where(np.isfinite(slowest), np.maximum(floor, ramps), np.inf)
     return np.asarray(floor + overhead_seconds(machine.overhead_inputs(dict.fromkeys(pooled.on)), floor))
 
 

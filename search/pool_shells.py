@@ -28,8 +28,8 @@ from .relaxation import relaxed_slowest_seconds
 
 _AT_ONCE = 20_000
 """Strategies that are asked about together: a few hundred thousand ranks."""
-_TOGETHER = 12
-"""Strategies that are made ready to be placed together."""
+_FIRST, _TOGETHER = 2, 8
+"""Strategies that are made ready to be placed together: few as long as hardly anything is known."""
 _EVER = 1e12
 """Seconds: an upper end of bounds where nothing is known to fit."""
 
@@ -90,10 +90,9 @@ class Shells:
             for order, kept, bounds in self.bounds(space, rows, self.orders(space), limit()):
                 found += [(bound, place, order, row) for bound, row in zip(bounds.tolist(), kept.tolist(), strict=True)]
         found.sort()
-        for start in range(0, len(found), _TOGETHER):
-            together = [each for each in found[start : start + _TOGETHER] if each[0] < limit()]
-            if not together:
-                return
+        start, count = 0, _FIRST
+        while together := [each for each in found[start : start + count] if each[0] < limit()]:
+            start, count = start + count, _TOGETHER
             yield from sorted(self._shells(together), key=lambda shell: (shell.bound_seconds, shell.use.pools, shell.row))
 
     def bounds(
