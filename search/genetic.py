@@ -192,8 +192,13 @@ class _Evolution:
         for use in sorted({use for use, _ in new}):
             space, order = self._uses[use]
             rows = np.array([row for other, row in new if other == use], dtype=np.int64)
-            for shell in sorted(self._shells.of(space, rows, [order]), key=lambda each: each.bound_seconds):
-                self._known[use, shell.row] = self._seconds((use, shell.row), shell, found)
+            self._known |= {(use, row): _NO_PLACEMENT for row in rows.tolist()}
+            for _, kept, bounds in self._shells.bounds(space, rows, [order], float("inf")):
+                self._known |= {(use, row): bound for row, bound in zip(kept.tolist(), bounds.tolist(), strict=True)}
+                promising = bounds < self._best
+                shells = self._shells.of(space, kept[promising], order, bounds[promising])
+                for shell in sorted(shells, key=lambda each: (each.bound_seconds, each.row)):
+                    self._known[use, shell.row] = self._seconds((use, shell.row), shell, found)
         for each, pair in zip(individuals, read, strict=True):
             each.fitness.values = (self._known[pair],)
         return Generation(found=tuple(found), evaluated=len(new))

@@ -272,10 +272,11 @@ def _evolve(shells: Shells, seeds: list[Strategy], found: Found, seed: int, watc
         watch.tell(_progress(found))
         if watch.stops():
             return
-    if sum(len(space.rows) for space in shells.spaces) > BOUNDED_ROWS or (bound := shells.least_bound(watch.stops)) is None:
+    bound = shells.least_bound(watch.stops, found.best_seconds) if shells.size <= BOUNDED_ROWS else None
+    if bound is None:
         found.unbounded = True
         return
-    found.bound_seconds = min([found.best_seconds, bound, *([] if found.bound_seconds is None else [found.bound_seconds])])
+    found.bound_seconds = min([bound, *([] if found.bound_seconds is None else [found.bound_seconds])])
 
 
 def _progress(found: Found) -> Callable[[], Progress]:

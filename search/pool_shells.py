@@ -99,6 +99,7 @@ class Shells:
         self, space: PoolSpace, rows: Ints, orders: Sequence[tuple[int, ...]], limit: float
     ) -> Iterator[tuple[tuple[int, ...], Ints, Floats]]:
         """Which of some ``rows`` of a space could be faster than ``limit`` in each order, and what none of their placements goes below."""
+        limit = min(limit, _EVER)
         for start in range(0, len(rows), _AT_ONCE):
             own = rows[start : start + _AT_ONCE]
             asked = Asked.of(self.machine, space.rows.take(own), space.pools, space.recompute, space.manner)
@@ -106,8 +107,7 @@ class Shells:
                 every = asked.free_stages(order) if space.manner is Manner.STAGES else asked.shared_batch()
                 could = np.flatnonzero(every.could_beat(limit))
                 if len(could):
-                    some, high = every.take(could), np.full(len(could), min(limit, _EVER))
-                    yield order, own[could], least_that_could(some.could_beat, 0 * high, high)
+                    yield order, own[could], least_that_could(every.take(could).could_beat, np.full(len(could), limit))
 
     def least_bound(self, stops: Callable[[], bool], limit: float) -> float | None:
         """What no strategy of any use goes below, or ``limit`` where that is less; None where ``stops`` came first."""

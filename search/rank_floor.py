@@ -23,8 +23,10 @@ HAIR = 1e-9
 """Relative difference of a bound and a step time that is no difference."""
 ROUNDS = 3
 """Times that the least work and the longest rank are fed into each other: each time both only get tighter."""
+_RANGE = 1e-15
+"""From the most to the least that a bound may be."""
 _HALVINGS = 24
-"""Of the range in which a bound is looked for: what is left of it is below 1e-7."""
+"""Of that range's exponent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,10 +201,11 @@ class RankFloor:
 _RANK_NAMES = ("base_seconds", "seconds", "repeated_seconds", "room_bytes", "bytes", "saved_bytes", "working_bytes")
 
 
-def least_that_could(could: Callable[[Floats], Bools], low: Floats, high: Floats) -> Floats:
-    """The limits up to which ``could`` says no, between ``low`` and ``high``: bounds, each within 1e-7 of the best there is."""
+def least_that_could(could: Callable[[Floats], Bools], most: Floats) -> Floats:
+    """The limits below ``most`` up to which ``could`` says no: bounds, within a few millionths of the best there is; 0 where it never does."""
+    low, high, said = most * _RANGE, most, np.zeros(len(most), dtype=np.bool_)
     for _ in range(_HALVINGS):
-        middle = (low + high) / 2
+        middle = np.sqrt(low * high)
         yes = could(middle)
-        low, high = np.where(yes, low, middle), np.where(yes, middle, high)
-    return low
+        low, high, said = np.where(yes, low, middle), np.where(yes, middle, high), said | ~yes
+    return np.where(said, low, 0.0)
