@@ -193,7 +193,7 @@ class _Evolution:
             space, order = self._uses[use]
             rows = np.array([row for other, row in new if other == use], dtype=np.int64)
             self._known |= {(use, row): _NO_PLACEMENT for row in rows.tolist()}
-            for _, kept, bounds in self._shells.bounds(space, rows, [order], float("inf")):
+            for kept, bounds in self._shells.bounds(space, rows, order, float("inf")):
                 self._known |= {(use, row): bound for row, bound in zip(kept.tolist(), bounds.tolist(), strict=True)}
                 promising = bounds < self._best
                 shells = self._shells.of(space, kept[promising], order, bounds[promising])

@@ -210,7 +210,7 @@ class FixedStages:
             share = np.divide(repeated, whole[:, 0], out=np.zeros_like(repeated), where=whole[:, 0] > 0)
             share = np.where(np.isfinite(repeated), share, np.inf)
             most = np.maximum.reduceat(share, pipes.start)[pipes.row] if len(rows) else share
-            repeated = np.where(np.isfinite(most), most * whole[:, 0], np.inf)
+            repeated = np.where(np.isfinite(most), np.where(np.isfinite(most), most, 0) * whole[:, 0], np.inf)
         base = np.where(halves < 1, 0.0, ranks.base_seconds)
         other = floor.least_seconds[pipes.row]
         ahead = first[:, 0] * ranks.seconds + first[:, 1] * other + np.where(pipes.rank == 0, floor.first_seconds[pipes.row], 0.0)

@@ -7,7 +7,7 @@ bound each, and what placing layers needs to know of them, in the order of these
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from autopar.costmodel.spec.strategy import Strategy
 from autopar.costmodel.stage_budget import StageBudget
 
 from .constraints import Constraints
-from .pool_floor import Asked
+from .pool_floor import Asked, FreeStages, SharedBatch
 from .pool_replicas import placed_replicas, replica_bound_seconds
 from .pool_space import Manner, PoolSpace, Use, orders_of, pool_space, uses_of
 from .pool_stages import Priced, placed_stages
@@ -30,8 +30,17 @@ _AT_ONCE = 20_000
 """Strategies that are asked about together: a few hundred thousand ranks."""
 _FIRST, _TOGETHER = 2, 8
 """Strategies that are made ready to be placed together: few as long as hardly anything is known."""
+_SEEDS = 8
+"""Strategies that are placed before all others are asked about: what beats them is little."""
+_FEW = 16
+"""Of every part of a space so many may come into question for that."""
+_STEP = 0.93
+"""How much less is asked for in each step towards them."""
 _EVER = 1e12
 """Seconds: an upper end of bounds where nothing is known to fit."""
+
+_Found = tuple[float, int, tuple[int, ...], int]
+"""A bound, the place of its space, the order of the pools and the row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +81,7 @@ class Shells:
         spaces = [pool_space(machine.problem, manner, pools, constraints) for manner, pools in sets]
         self.refused = sum((Counter(space.refused) for space in spaces), start=Counter[str]())
         self.spaces = [space for space in spaces if len(space.rows)]
+        self._asked: dict[tuple[int, int], Asked] = {}
 
     @property
     def size(self) -> int:
@@ -83,31 +93,64 @@ class Shells:
         return list(orders_of(self.uses, space.pools)) if space.manner is Manner.STAGES else [space.pools]
 
     def below(self, limit: Callable[[], float]) -> Iterator[Shell]:
-        """Those that could be faster than ``limit``, which may fall meanwhile, by their bounds."""
-        found: list[tuple[float, int, tuple[int, ...], int]] = []
-        for place, space in enumerate(self.spaces):
-            rows = np.arange(len(space.rows))
-            for order, kept, bounds in self.bounds(space, rows, self.orders(space), limit()):
-                found += [(bound, place, order, row) for bound, row in zip(bounds.tolist(), kept.tolist(), strict=True)]
-        found.sort()
+        """Those that could be faster than ``limit``, which may fall meanwhile: a few promising ones first, then all by their bounds."""
+        first = self._found(lambda place, order: self._promising(place, order, limit()))[:_SEEDS]
+        yield from self._ready(first, limit)
+        known = {each[1:] for each in first}
+        found = self._found(lambda place, order: self.bounds(self.spaces[place], None, order, limit()))
+        yield from self._ready([each for each in found if each[1:] not in known], limit)
+
+    def _found(self, asked: Callable[[int, tuple[int, ...]], Iterator[tuple[Ints, Floats]]]) -> list[_Found]:
+        """What comes of asking about every space in every order, by bounds."""
+        return sorted(
+            (bound, place, order, row)
+            for place, space in enumerate(self.spaces)
+            for order in self.orders(space)
+            for kept, bounds in asked(place, order)
+            for bound, row in zip(bounds.tolist(), kept.tolist(), strict=True)
+        )
+
+    def _ready(self, found: list[_Found], limit: Callable[[], float]) -> Iterator[Shell]:
+        """The strategies of ``found``, which are in order, a few at a time, until none is below ``limit``."""
         start, count = 0, _FIRST
         while together := [each for each in found[start : start + count] if each[0] < limit()]:
             start, count = start + count, _TOGETHER
             yield from sorted(self._shells(together), key=lambda shell: (shell.bound_seconds, shell.use.pools, shell.row))
 
-    def bounds(
-        self, space: PoolSpace, rows: Ints, orders: Sequence[tuple[int, ...]], limit: float
-    ) -> Iterator[tuple[tuple[int, ...], Ints, Floats]]:
-        """Which of some ``rows`` of a space could be faster than ``limit`` in each order, and what none of their placements goes below."""
+    def _promising(self, place: int, order: tuple[int, ...], limit: float) -> Iterator[tuple[Ints, Floats]]:
+        """Of every part of a space a few that could beat the least limit that any of it can."""
+        space = self.spaces[place]
+        for rows, asked in self._parts(space, None):
+            left, limit = self._open(space, asked, order), min(limit, _EVER)
+            while len(could := np.flatnonzero(left.could_beat(limit))):
+                rows, left, limit = rows[could], left.take(could), limit * _STEP
+                if len(could) <= _FEW:
+                    yield rows, least_that_could(left.could_beat, np.full(len(rows), limit / _STEP))
+                    break
+
+    def bounds(self, space: PoolSpace, rows: Ints | None, order: tuple[int, ...], limit: float) -> Iterator[tuple[Ints, Floats]]:
+        """Which of some ``rows`` of a space (None: all) could be faster than ``limit``, and what none of their placements goes below."""
         limit = min(limit, _EVER)
-        for start in range(0, len(rows), _AT_ONCE):
-            own = rows[start : start + _AT_ONCE]
-            asked = Asked.of(self.machine, space.rows.take(own), space.pools, space.recompute, space.manner)
-            for order in orders:
-                every = asked.free_stages(order) if space.manner is Manner.STAGES else asked.shared_batch()
-                could = np.flatnonzero(every.could_beat(limit))
-                if len(could):
-                    yield order, own[could], least_that_could(every.take(could).could_beat, np.full(len(could), limit))
+        for own, asked in self._parts(space, rows):
+            every = self._open(space, asked, order)
+            could = np.flatnonzero(every.could_beat(limit))
+            if len(could):
+                yield own[could], least_that_could(every.take(could).could_beat, np.full(len(could), limit))
+
+    def _parts(self, space: PoolSpace, rows: Ints | None) -> Iterator[tuple[Ints, Asked]]:
+        """Some rows of a space, or all, and what is asked of their layers; of all it is remembered."""
+        every = np.arange(len(space.rows)) if rows is None else rows
+        for start in range(0, len(every), _AT_ONCE):
+            own, key = every[start : start + _AT_ONCE], (id(space), start)
+            asked = self._asked.get(key) if rows is None else None
+            if asked is None:
+                asked = Asked.of(self.machine, space.rows.take(own), space.pools, space.recompute, space.manner)
+            if rows is None:
+                self._asked[key] = asked
+            yield own, asked
+
+    def _open(self, space: PoolSpace, asked: Asked, order: tuple[int, ...]) -> FreeStages | SharedBatch:
+        return asked.free_stages(order) if space.manner is Manner.STAGES else asked.shared_batch()
 
     def least_bound(self, stops: Callable[[], bool], limit: float) -> float | None:
         """What no strategy of any use goes below, or ``limit`` where that is less; None where ``stops`` came first."""
@@ -115,11 +158,11 @@ class Shells:
             for order in self.orders(space):
                 if stops():
                     return None
-                for _, _, bounds in self.bounds(space, np.arange(len(space.rows)), [order], limit):
+                for _, bounds in self.bounds(space, None, order, limit):
                     limit = min([limit, *bounds.tolist()])
         return limit
 
-    def _shells(self, chosen: list[tuple[float, int, tuple[int, ...], int]]) -> Iterator[Shell]:
+    def _shells(self, chosen: list[_Found]) -> Iterator[Shell]:
         """Those of ``chosen`` (bound, place of the space, order of the pools, row) with what placing them needs."""
         for place, order in dict.fromkeys((each[1], each[2]) for each in chosen):
             rows = np.array([each[3] for each in chosen if each[1:3] == (place, order)])
