@@ -10,7 +10,7 @@ Symbols: W seconds of a micro-batch on all stages, T on the busiest rank, m micr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,15 +36,18 @@ class PooledBudget:
     """The pool of every pipeline rank."""
 
 
-def pooled_budgets(machine: Machine, strategies: StrategyColumns, orders: Sequence[tuple[int, ...]]) -> Iterator[PooledBudget]:
+def pooled_budgets(
+    machine: Machine, strategies: StrategyColumns, orders: Mapping[tuple[int, ...], Collection[int]]
+) -> Iterator[PooledBudget]:
     """The budgets of ``strategies``, grouped by pipeline shape and order of the pools.
 
     Args:
         machine: the constants of every pool.
         strategies: pipelines over all GPUs of the pools of an order; a stage's GPUs divide each pool's.
-        orders: pools from the first stage to the last; the same ones in each.
+        orders: pools from the first stage to the last, the same ones in each, and the strategies that are asked about in that order;
+            others come along where they share the pipeline's shape with one of them.
     """
-    used = sorted(orders[0])
+    used = sorted(next(iter(orders)))
     gpus = {place: machine.problem.pools[place].num_gpus for place in used}
     alone = zip(*(stage_budgets(machine.pools[place].own, strategies, alone=True) for place in used), strict=True)
     for group in alone:
@@ -52,7 +55,9 @@ def pooled_budgets(machine: Machine, strategies: StrategyColumns, orders: Sequen
         shape, shard = PipelineShape.of(machine.pools[used[0]].own, rows), Shard.of(machine.pools[used[0]].own, rows)
         stride = shard.tp * shard.cp * shard.dp
         ranks = shape.pipeline_parallel_size
-        for order in orders:
+        for order, asked in orders.items():
+            if not np.isin(group[0].rows, list(asked)).any():
+                continue
             on = tuple(place for place in order for _ in range(ranks * gpus[place] // sum(gpus.values())))
             joined = joined_budget([group[used.index(place)] for place in used], [used.index(place) for place in on], shape)
             yield PooledBudget(budget=_with_hops(joined, hop_seconds(machine.pools, shard, shape, on, stride)), on=on)

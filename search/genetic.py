@@ -195,9 +195,8 @@ class _Evolution:
             self._known |= {(use, row): _NO_PLACEMENT for row in rows.tolist()}
             for kept, bounds in self._shells.bounds(space, rows, order, float("inf")):
                 self._known |= {(use, row): bound for row, bound in zip(kept.tolist(), bounds.tolist(), strict=True)}
-                promising = bounds < self._best
-                shells = self._shells.of(space, kept[promising], order, bounds[promising])
-                for shell in sorted(shells, key=lambda each: (each.bound_seconds, each.row)):
+                promising = {(order, row): bound for row, bound in zip(kept.tolist(), bounds.tolist(), strict=True) if bound < self._best}
+                for shell in sorted(self._shells.of(space, promising) if promising else (), key=lambda each: (each.bound_seconds, each.row)):
                     self._known[use, shell.row] = self._seconds((use, shell.row), shell, found)
         for each, pair in zip(individuals, read, strict=True):
             each.fitness.values = (self._known[pair],)

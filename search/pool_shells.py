@@ -7,7 +7,7 @@ bound each, and what placing layers needs to know of them, in the order of these
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +28,8 @@ from .relaxation import relaxed_slowest_seconds
 
 _AT_ONCE = 20_000
 """Strategies that are asked about together: a few hundred thousand ranks."""
-_FIRST, _TOGETHER = 2, 8
-"""Strategies that are made ready to be placed together: few as long as hardly anything is known."""
+_TOGETHER = 64
+"""Strategies that are made ready to be placed together at most: few as long as hardly anything is known."""
 _SEEDS = 8
 """Strategies that are placed before all others are asked about: what beats them is little."""
 _FEW = 16
@@ -95,10 +95,10 @@ class Shells:
     def below(self, limit: Callable[[], float]) -> Iterator[Shell]:
         """Those that could be faster than ``limit``, which may fall meanwhile: a few promising ones first, then all by their bounds."""
         first = self._found(lambda place, order: self._promising(place, order, limit()))[:_SEEDS]
-        yield from self._ready(first, limit)
+        yield from self._ready(first, limit, 2)
         known = {each[1:] for each in first}
         found = self._found(lambda place, order: self.bounds(self.spaces[place], None, order, limit()))
-        yield from self._ready([each for each in found if each[1:] not in known], limit)
+        yield from self._ready([each for each in found if each[1:] not in known], limit, 16)
 
     def _found(self, asked: Callable[[int, tuple[int, ...]], Iterator[tuple[Ints, Floats]]]) -> list[_Found]:
         """What comes of asking about every space in every order, by bounds."""
@@ -110,12 +110,14 @@ class Shells:
             for bound, row in zip(bounds.tolist(), kept.tolist(), strict=True)
         )
 
-    def _ready(self, found: list[_Found], limit: Callable[[], float]) -> Iterator[Shell]:
-        """The strategies of ``found``, which are in order, a few at a time, until none is below ``limit``."""
-        start, count = 0, _FIRST
+    def _ready(self, found: list[_Found], limit: Callable[[], float], count: int) -> Iterator[Shell]:
+        """The strategies of ``found``, which are in order, ``count`` at a time and then more, until none is below ``limit``."""
+        start = 0
         while together := [each for each in found[start : start + count] if each[0] < limit()]:
-            start, count = start + count, _TOGETHER
-            yield from sorted(self._shells(together), key=lambda shell: (shell.bound_seconds, shell.use.pools, shell.row))
+            start, count = start + count, min(2 * count, _TOGETHER)
+            for place in sorted({each[1] for each in together}):
+                bounds = {(order, row): bound for bound, own, order, row in together if own == place}
+                yield from sorted(self.of(self.spaces[place], bounds), key=lambda shell: (shell.bound_seconds, shell.use.pools, shell.row))
 
     def _promising(self, place: int, order: tuple[int, ...], limit: float) -> Iterator[tuple[Ints, Floats]]:
         """Of every part of a space a few that could beat the least limit that any of it can."""
@@ -162,44 +164,45 @@ class Shells:
                     limit = min([limit, *bounds.tolist()])
         return limit
 
-    def _shells(self, chosen: list[_Found]) -> Iterator[Shell]:
-        """Those of ``chosen`` (bound, place of the space, order of the pools, row) with what placing them needs."""
-        for place, order in dict.fromkeys((each[1], each[2]) for each in chosen):
-            rows = np.array([each[3] for each in chosen if each[1:3] == (place, order)])
-            bounds = np.array([each[0] for each in chosen if each[1:3] == (place, order)])
-            yield from self.of(self.spaces[place], rows, order, bounds)
-
-    def of(self, space: PoolSpace, rows: Ints, order: tuple[int, ...], bounds: Floats) -> Iterator[Shell]:
-        """The given ``rows`` of a space in one order, whose ``bounds`` are known."""
-        columns = space.rows.take(rows)
-        use = Use(manner=space.manner, pools=order)
+    def of(self, space: PoolSpace, bounds: Mapping[tuple[tuple[int, ...], int], float]) -> Iterator[Shell]:
+        """Some rows of a space, each in an order of the pools, whose ``bounds`` are known, with what placing them needs."""
+        rows = np.array(sorted({row for _, row in bounds}), dtype=np.int64)
+        columns, places = space.rows.take(rows), {row: place for place, row in enumerate(rows.tolist())}
+        orders: dict[tuple[int, ...], set[int]] = {}
+        for order, row in bounds:
+            orders.setdefault(order, set()).add(places[row])
         if space.manner is Manner.STAGES:
-            for pooled in pooled_budgets(self.machine, columns, [order]):
+            for pooled in pooled_budgets(self.machine, columns, orders):
+                order = tuple(dict.fromkeys(pooled.on))
                 better = pooled_bound_seconds(self.machine, pooled, relaxed_slowest_seconds(pooled.budget))
-                yield from _kept(space, rows, columns, use, np.maximum(bounds[pooled.budget.rows], better), (pooled.budget,), pooled.on)
+                yield from _kept(space, rows, columns, order, better, bounds, (pooled.budget,), pooled.on)
             return
         for budgets in replica_budgets(self.machine, columns, space.pools):
             slowest = np.stack([relaxed_slowest_seconds(budget) for budget in budgets])
             better = replica_bound_seconds(self.machine, space.pools, budgets, columns, slowest)
-            yield from _kept(space, rows, columns, use, np.maximum(bounds[budgets[0].rows], better), budgets, ())
+            yield from _kept(space, rows, columns, space.pools, better, bounds, budgets, ())
 
 
 def _kept(
     space: PoolSpace,
     rows: Ints,
     columns: StrategyColumns,
-    use: Use,
-    bounds: Floats,
+    order: tuple[int, ...],
+    better: Floats,
+    bounds: Mapping[tuple[tuple[int, ...], int], float],
     budgets: tuple[StageBudget, ...],
     on: tuple[int, ...],
 ) -> Iterator[Shell]:
-    for place in range(len(bounds)):
-        row = int(budgets[0].rows[place])
+    """Those of ``budgets`` whose bound is asked for, with the ``better`` of both."""
+    for place, row in enumerate(budgets[0].rows.tolist()):
+        known = bounds.get((order, int(rows[row])))
+        if known is None:
+            continue
         yield Shell(
-            bound_seconds=float(bounds[place]),
+            bound_seconds=max(known, float(better[place])),
             strategy=columns.strategy(row),
             space=space,
-            use=use,
+            use=Use(manner=space.manner, pools=order),
             row=int(rows[row]),
             place=place,
             budgets=budgets,
