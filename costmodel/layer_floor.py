@@ -130,5 +130,3 @@ def _states(inputs: Inputs, rows: StrategyColumns, costs: LayerCosts, parameters
     states = memory.state_bytes(inputs, rows, parameters, group.size)
     anew = (inputs.framework.persistent_gradients == 0) & (costs.shard.num_microbatches == 1)
     return np.asarray(states.total - np.where(anew, states.gradients, 0))
-
-

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.costmodel.columns import StrategyColumns
+from autopar.costmodel.columns import Floats, StrategyColumns
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.layer_floor import layer_floor
 from autopar.costmodel.problem import Problem
@@ -69,12 +69,12 @@ def _visit(sweep: Sweep, rows: StrategyColumns) -> int:
     return len(order) - start
 
 
-def _bounds(sweep: Sweep, rows: StrategyColumns) -> np.ndarray:
+def _bounds(sweep: Sweep, rows: StrategyColumns) -> Floats:
     """Seconds of a step that none of ``rows`` goes below, however it recomputes; infinite where it never fits."""
     space = sweep.space
     inputs, choices = Inputs.of(space.problem), space.recompute
     selective = choices.selective and selective_is_tried(space)
     floor = layer_floor(inputs, rows, selective=selective)
     pipes = Pipelines.of(rows, floor.num_microbatches)
-    stages = FixedStages.of(inputs, floor, rows, pipes, alike=True, recomputes=choices.full)
+    stages = FixedStages.of(inputs, floor, rows, pipes, same_share=True, recomputes=choices.full)
     return np.asarray(Overhead.of(inputs).step(stages.busy_seconds()))

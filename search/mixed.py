@@ -28,12 +28,12 @@ from .pool_space import Manner
 from .pool_stages import Priced
 from .progress import Progress, Stopped, Watch
 
-EXACT_ROWS = 100_000
+EXACT_ROWS = 300_000
 """Strategies times orders of the pools up to which all of them are looked at; beyond, the search is genetic."""
-BOUNDED_ROWS = 150_000
+BOUNDED_ROWS = 1_000_000
 """Strategies up to which a genetic search also says what none of them goes below."""
-WORTH = 1e-3
-"""A placement has to be faster by this share than the best so far to be looked for."""
+WORTH = 1e-6
+"""A placement has to be faster by this share than the best so far to be looked for: rounding, and no more."""
 
 
 class Method(StrEnum):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.costmodel.columns import Bools, Floats, Ints, StrategyColumns, distinct_rows
+from autopar.costmodel.columns import Bools, Floats, Ints, StrategyColumns
 from autopar.costmodel.inputs import Inputs
 from autopar.costmodel.layer_floor import LayerFloor, layer_floor
 from autopar.costmodel.mixed import Machine
@@ -20,8 +20,11 @@ from autopar.costmodel.spec.strategy import PipelineSchedule
 from autopar.costmodel.step import overhead_seconds
 
 from .pool_space import Manner
-from .rank_floor import HAIR, ROUNDS, Pipelines, RankFloor, Schedules
+from .rank_floor import HAIR, ROUNDS, SHAPE, Pipelines, RankFloor, Schedules, alike
 from .space import RecomputeChoices
+
+_NEVER = 1e15
+"""Layers of which to recompute some that would not be enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,7 @@ class Asked:
         rows, question = self.rows, self.machine.problem.question
         by_stage = question.framework.recompute_by_stage
         lanes = tuple(
-            FixedStages.of(self.machine.pools[place].own, floor, rows, self.pipes, alike=not by_stage, recomputes=self.recomputes)
+            FixedStages.of(self.machine.pools[place].own, floor, rows, self.pipes, same_share=not by_stage, recomputes=self.recomputes)
             for place, floor in zip(self.pools, self.floors, strict=True)
         )
         ranks = rows.tensor_parallel_size * rows.context_parallel_size * rows.pipeline_parallel_size
@@ -198,23 +201,34 @@ class FixedStages:
     """``[R]``: of a micro-batch, at least; infinite where the memory never suffices."""
 
     @classmethod
-    def of(cls, inputs: Inputs, floor: LayerFloor, rows: StrategyColumns, pipes: Pipelines, *, alike: bool, recomputes: bool) -> FixedStages:
-        """Of ``rows`` with their splits; ``alike``: all ranks recompute the same share of their layers."""
+    def of(
+        cls, inputs: Inputs, floor: LayerFloor, rows: StrategyColumns, pipes: Pipelines, *, same_share: bool, recomputes: bool
+    ) -> FixedStages:
+        """Of ``rows`` with their splits.
+
+        Args:
+            inputs: the constants of the kind of GPU.
+            floor: what a layer takes and holds there.
+            rows: with their splits.
+            pipes: their ranks.
+            same_share: whether all ranks recompute the same share of their layers, hence what the fullest must.
+            recomputes: whether any may.
+        """
         schedules = Schedules.of(rows, floor.num_microbatches)
         chunks = rows.virtual_pipeline_stages
         halves = np.where(rows.is_schedule(PipelineSchedule.DUALPIPE), 0.5, 1.0)[pipes.row]
         ranks = RankFloor.of((floor,), np.zeros(len(pipes.row), dtype=np.int64), pipes, chunks.astype(np.float64))
         whole, first = _layers_on_ranks(inputs, rows, pipes)
         repeated = ranks.fewest_repeated(whole[:, 0]) if recomputes else np.where(ranks.fits(whole[:, 0]), 0.0, np.inf)
-        if alike:
+        if same_share:
             share = np.divide(repeated, whole[:, 0], out=np.zeros_like(repeated), where=whole[:, 0] > 0)
-            share = np.where(np.isfinite(repeated), share, np.inf)
-            most = np.maximum.reduceat(share, pipes.start)[pipes.row] if len(rows) else share
-            repeated = np.where(np.isfinite(most), np.where(np.isfinite(most), most, 0) * whole[:, 0], np.inf)
+            repeated = whole[:, 0] * np.minimum(np.maximum.reduceat(share, pipes.start), _NEVER)[pipes.row] if len(rows) else repeated
         base = np.where(halves < 1, 0.0, ranks.base_seconds)
         other = floor.least_seconds[pipes.row]
-        ahead = first[:, 0] * ranks.seconds + first[:, 1] * other + np.where(pipes.rank == 0, floor.first_seconds[pipes.row], 0.0)
-        seconds = halves * (whole[:, 0] * ranks.seconds + whole[:, 1] * other + _times(repeated, ranks.repeated_seconds))
+        ahead = first[:, 0] * ranks.seconds + first[:, 1] * other + pipes.first * floor.first_seconds[pipes.row]
+        never = repeated > _NEVER / 2
+        again = np.where(never, 0, repeated) * ranks.repeated_seconds
+        seconds = np.where(never, np.inf, halves * (whole[:, 0] * ranks.seconds + whole[:, 1] * other + again))
         return cls(
             schedules=schedules,
             pipes=pipes,
@@ -261,25 +275,16 @@ class FixedStages:
         )
 
 
-def _times(count: Floats, each: Floats) -> Floats:
-    """``count`` times ``each``, none of what is infinite where each is nothing."""
-    return np.asarray(np.where(np.isfinite(count), count, 0) * each + np.where(np.isfinite(count), 0, np.inf))
-
-
 def _layers_on_ranks(inputs: Inputs, rows: StrategyColumns, pipes: Pipelines) -> tuple[Floats, Floats]:
     """Layers of each rank, and those of the first stage it runs: ``[R, 2]``, of the kind that is counted and of the other one."""
-    found = np.zeros((2, len(pipes.row), 2))
-    first, code = distinct_rows(rows, ("pipeline_schedule", "pipeline_parallel_size", "virtual_pipeline_stages", "layer_split"))
-    order = np.argsort(code, kind="stable")
-    for chosen in np.split(order, np.flatnonzero(np.diff(code[order])) + 1) if len(rows) else []:
+    whole, first = np.zeros((len(pipes.row), 2)), np.zeros((len(pipes.row), 2))
+    for chosen in alike(rows, (*SHAPE, "layer_split")):
         shape = PipelineShape.of(inputs, rows.take(chosen[:1]))
-        p = shape.pipeline_parallel_size
-        kinds = (shape.moe_layers, shape.dense_layers) if bool(np.any(inputs.model.num_moe_layers > 0)) else (shape.dense_layers, shape.moe_layers)
-        stages = np.stack(kinds, axis=1).astype(np.float64)
-        places = pipes.start[chosen][:, None] + np.arange(p)
-        found[0, places] = shape.on_rank @ stages
-        found[1, places] = stages[:p]
-    return found[0], found[1]
+        kinds = [shape.moe_layers, shape.dense_layers]
+        stages = np.stack(kinds if np.any(inputs.model.num_moe_layers > 0) else kinds[::-1], axis=1).astype(np.float64)
+        places = pipes.start[chosen][:, None] + np.arange(shape.pipeline_parallel_size)
+        whole[places], first[places] = shape.on_rank @ stages, stages[: shape.pipeline_parallel_size]
+    return whole, first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,6 +166,8 @@ class Shells:
 
     def of(self, space: PoolSpace, bounds: Mapping[tuple[tuple[int, ...], int], float]) -> Iterator[Shell]:
         """Some rows of a space, each in an order of the pools, whose ``bounds`` are known, with what placing them needs."""
+        if not bounds:
+            return
         rows = np.array(sorted({row for _, row in bounds}), dtype=np.int64)
         columns, places = space.rows.take(rows), {row: place for place, row in enumerate(rows.tolist())}
         orders: dict[tuple[int, ...], set[int]] = {}

@@ -17,6 +17,7 @@ import numpy as np
 from autopar.costmodel.columns import SCHEDULES, Bools, Floats, Ints, StrategyColumns, distinct_rows
 from autopar.costmodel.layer_floor import LayerFloor
 from autopar.costmodel.pipeline_closed_form import in_flight_microbatches
+from autopar.costmodel.spec.schedule import stage_ranks
 from autopar.costmodel.spec.strategy import PipelineSchedule
 
 HAIR = 1e-9
@@ -29,6 +30,18 @@ _HALVINGS = 24
 """Of that range's exponent."""
 
 
+SHAPE = ("pipeline_schedule", "pipeline_parallel_size", "virtual_pipeline_stages")
+
+
+def alike(rows: StrategyColumns, names: tuple[str, ...]) -> list[Ints]:
+    """The places of ``rows`` in groups that agree in the named columns."""
+    if not len(rows):
+        return []
+    _, code = distinct_rows(rows, names)
+    order = np.argsort(code, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelines:
     """The ranks of N pipelines one after the other, R in all."""
@@ -39,6 +52,10 @@ class Pipelines:
     """``[R]``: from 0 in every pipeline."""
     start: Ints
     """``[N]``: where a pipeline's ranks begin."""
+    first: Bools
+    """``[R]``: whether the rank runs the embedding."""
+    last: Bools
+    """And the head; in a V-shaped pipeline that is the first rank too."""
     in_flight: Floats
     """``[R]``: micro-batches whose activations of one virtual stage are held at the peak."""
 
@@ -48,16 +65,17 @@ class Pipelines:
         size = rows.pipeline_parallel_size
         start = np.cumsum(size) - size
         row = np.repeat(np.arange(len(rows)), size)
-        in_flight = np.zeros(len(row))
-        _, code = distinct_rows(rows, ("pipeline_schedule", "pipeline_parallel_size", "virtual_pipeline_stages"))
+        in_flight, ends = np.zeros(len(row)), np.zeros((2, len(row)), dtype=np.bool_)
         counts = num_microbatches.astype(np.int64)
-        order = np.argsort(code, kind="stable")
-        for chosen in np.split(order, np.flatnonzero(np.diff(code[order])) + 1) if len(rows) else []:
+        for chosen in alike(rows, SHAPE):
             one = int(chosen[0])
             kind, p, v = SCHEDULES[int(rows.pipeline_schedule[one])], int(size[one]), int(rows.virtual_pipeline_stages[one])
+            places, holders = start[chosen][:, None] + np.arange(p), np.array(stage_ranks(kind, p, v))
+            stages = np.arange(len(holders)) % (p * v)
+            ends[:, places] = [np.isin(np.arange(p), holders[stages == end])[None] for end in (0, p * v - 1)]
             if kind is not PipelineSchedule.DUALPIPE:
-                in_flight[start[chosen][:, None] + np.arange(p)] = in_flight_microbatches(kind, p, v, counts[chosen])
-        return cls(row=row, rank=np.arange(len(row)) - start[row], start=start, in_flight=in_flight)
+                in_flight[places] = in_flight_microbatches(kind, p, v, counts[chosen])
+        return cls(row=row, rank=np.arange(len(row)) - start[row], start=start, first=ends[0], last=ends[1], in_flight=in_flight)
 
     def before(self, seconds: Floats) -> Floats:
         """``[R]``: the sum of ``seconds`` over the ranks of the same pipeline before each one."""
@@ -72,7 +90,8 @@ class Pipelines:
         row = np.repeat(np.arange(len(rows)), size)
         rank = np.arange(len(row)) - start[row]
         places = self.start[rows][row] + rank
-        return Pipelines(row=row, rank=rank, start=start, in_flight=self.in_flight[places]), places
+        own = {name: getattr(self, name)[places] for name in ("first", "last", "in_flight")}
+        return Pipelines(row=row, rank=rank, start=start, **own), places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +161,9 @@ class RankFloor:
     """What the first recomputed layer unfolds."""
 
     @classmethod
-    def of(cls, floors: tuple[LayerFloor, ...], pool: Ints, pipes: Pipelines, chunks: Ints) -> RankFloor:
+    def of(cls, floors: tuple[LayerFloor, ...], pool: Ints, pipes: Pipelines, chunks: Floats) -> RankFloor:
         """Of ranks of which each is in one of the pools: ``pool`` says which, ``chunks`` the virtual stages of a rank (``[N]``)."""
-        last_of = np.append(pipes.start[1:], len(pipes.row)) - 1
-        first, last = pipes.rank == 0, np.arange(len(pipes.row)) == last_of[pipes.row]
+        first, last = pipes.first, pipes.last
 
         def column(name: str) -> Floats:
             return np.asarray(np.stack([getattr(floor, name) for floor in floors])[pool, pipes.row])
@@ -202,7 +220,7 @@ _RANK_NAMES = ("base_seconds", "seconds", "repeated_seconds", "room_bytes", "byt
 
 
 def least_that_could(could: Callable[[Floats], Bools], most: Floats) -> Floats:
-    """The limits below ``most`` up to which ``could`` says no: bounds, within a few millionths of the best there is; 0 where it never does."""
+    """The limits below ``most`` up to which ``could`` says no: bounds, to a few millionths; 0 where it never does."""
     low, high, said = most * _RANGE, most, np.zeros(len(most), dtype=np.bool_)
     for _ in range(_HALVINGS):
         middle = np.sqrt(low * high)
