@@ -132,8 +132,8 @@ class Machine:
         a bound too, unless ``simulate``.
         """
         on = tuple(self.problem.place(name) for name in lane.pools)
-        found = self._lane(mixed, lane, on, simulate=False)
-        shape, times = found.shape, found.times
+        asked = self._asked(mixed, lane, on)
+        shape, times = asked.shape, asked.times
         known = counts[: 2 * shape.pipeline_parallel_size + 2]
         stages = [np.broadcast_to(each, (len(known), shape.num_stages)) for each in (times.forward, times.backward, times.weight)]
         sizes = (shape.schedule, shape.pipeline_parallel_size, shape.virtual_pipeline_stages, known.astype(np.float64))
@@ -156,34 +156,44 @@ class Machine:
 
     def _lane(self, mixed: MixedStrategy, lane: Lane, on: tuple[int, ...], *, simulate: bool) -> StageCosts:
         """The lane's pipeline, its stages from their pools; what follows the last backward is not in yet."""
-        strategy = lane_strategy(mixed.strategy, lane)
-        columns, batch = StrategyColumns.of([strategy]), lane.num_microbatches * strategy.data_parallel_size * strategy.micro_batch_size
-        used = sorted(set(on))
-        pools = [self.pools[place].with_batch(batch) for place in used]
-        layers = [self._layer_costs(place, pool.own, strategy, batch) for place, pool in zip(used, pools, strict=True)]
-        shape = PipelineShape.of(pools[0].own, columns)
-        parts = [_Part.of(pool, columns, costs, shape, spans=len(mixed.lanes) > 1) for pool, costs in zip(pools, layers, strict=True)]
-        stages, ranks = (np.array([used.index(place) for place in places]) for places in (stage_pools(shape, on), on))
-        stride = np.asarray(strategy.tensor_parallel_size * strategy.context_parallel_size * lane.data_parallel_size)
-        hops = hop_seconds(self.pools, layers[0].shard, shape, on, stride)
-        times = _with_hops(_chosen([part.times for part in parts], stages), hops)
+        asked = self._asked(mixed, lane, on)
+        shape, times, used = asked.shape, asked.times, asked.used
+        parts = [_Part.of(asked, place, spans=len(mixed.lanes) > 1) for place in range(len(used))]
+        ranks = np.array([used.index(place) for place in on])
         busiest = used.index(on[int(np.argmax(shape.on_ranks(times.forward + times.backward + times.weight)[0]))])
-        count = layers[0].shard.num_microbatches
         costs = StageCosts(
             rows=np.zeros(1, dtype=np.int64),
-            inputs=pools[busiest].own,
+            inputs=asked.pools[busiest].own,
             shape=shape,
-            layer=layers[busiest],
+            layer=asked.layers[busiest],
             times=times,
             held=_chosen([part.held for part in parts], ranks),
             memory=_chosen([part.memory for part in parts], ranks),
-            num_microbatches=np.broadcast_to(count, (1,)),
+            num_microbatches=np.broadcast_to(asked.layers[0].shard.num_microbatches, (1,)),
             makespan=np.zeros(1),
             exact=np.zeros(1, dtype=np.bool_),
             data_seconds=np.zeros((1, len(on))),
             overhead=np.zeros(1),
         )
         return _with_makespan(costs, simulate=simulate)
+
+    def _asked(self, mixed: MixedStrategy, lane: Lane, on: tuple[int, ...]) -> _Asked:
+        """What the stages of ``lane`` take."""
+        strategy = lane_strategy(mixed.strategy, lane)
+        columns, batch = StrategyColumns.of([strategy]), lane.num_microbatches * strategy.data_parallel_size * strategy.micro_batch_size
+        used = sorted(set(on))
+        pools = [self.pools[place].with_batch(batch) for place in used]
+        layers = [self._layer_costs(place, pool.own, strategy, batch) for place, pool in zip(used, pools, strict=True)]
+        shape = PipelineShape.of(pools[0].own, columns)
+        alone = [
+            StageTimes.of(pool.own, columns, replace(costs, boundary=0 * costs.boundary), shape)
+            for pool, costs in zip(pools, layers, strict=True)
+        ]
+        stages = np.array([used.index(place) for place in stage_pools(shape, on)])
+        stride = np.asarray(strategy.tensor_parallel_size * strategy.context_parallel_size * lane.data_parallel_size)
+        hops = hop_seconds(self.pools, layers[0].shard, shape, on, stride)
+        times = _with_hops(_chosen(alone, stages), hops)
+        return _Asked(columns=columns, used=used, pools=pools, layers=layers, shape=shape, alone=alone, times=times)
 
     def _layer_costs(self, place: int, inputs: Inputs, strategy: Strategy, batch: int) -> LayerCosts:
         """Once for all placements of one strategy and, where their number tells no layers apart, for all shares of the micro-batches.
@@ -216,23 +226,39 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A whole pipeline as if it were on one pool, without the transfers between its stages."""
+class _Asked:
+    """The stages of one lane."""
 
+    columns: StrategyColumns
+    used: list[int]
+    """The pools that they sit in."""
+    pools: list[PoolInputs]
+    """Of each of those, asked about the lane's micro-batches."""
+    layers: list[LayerCosts]
+    shape: PipelineShape
+    alone: list[StageTimes]
+    """As if the whole pipeline were on each, without the transfers between its stages."""
     times: StageTimes
+    """Each stage where it is, with them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What ranks hold, and do at the end of a step, as if the whole pipeline were on one pool."""
+
     held: Holdings
     memory: RankMemory
 
     @classmethod
-    def of(cls, pool: PoolInputs, columns: StrategyColumns, costs: LayerCosts, shape: PipelineShape, *, spans: bool) -> _Part:
+    def of(cls, asked: _Asked, place: int, *, spans: bool) -> _Part:
         """Where lanes of other pools ``spans`` the groups that reduce, they go at the pace of the slowest network."""
-        times = StageTimes.of(pool.own, columns, replace(costs, boundary=0 * costs.boundary), shape)
+        pool, columns, costs, shape = asked.pools[place], asked.columns, asked.layers[place], asked.shape
         held = held_by_ranks(pool.own, columns, costs, shape)
         if spans:
             through = replace(costs, groups=Groups.of(pool.across, costs.shard))
             held = _slowest_held([held, held_by_ranks(pool.across, columns, through, shape)])
-        memory = RankMemory.of(pool.own, columns, costs, shape, times, held.states)
-        return cls(times=times, held=held, memory=memory)
+        memory = RankMemory.of(pool.own, columns, costs, shape, asked.alone[place], held.states)
+        return cls(held=held, memory=memory)
 
 
 def _with_makespan(lane: StageCosts, *, simulate: bool) -> StageCosts:
