@@ -252,7 +252,7 @@ def _look(shells: Shells, found: Found, watch: Watch) -> None:
     """Place the strategies of every use in the order of their bounds, until none could still be the best."""
     found.evaluated += shells.size
     bounds: list[float] = [] if found.bound_seconds is None else [found.bound_seconds]
-    for shell in shells.below(lambda: found.limit):
+    for shell in shells.below(lambda: found.limit, watch.stops):
         if shell.bound_seconds >= found.limit:
             continue
         if watch.stops():

@@ -92,20 +92,24 @@ class Shells:
         """The orders of the pools in which a strategy of ``space`` may be used; one for replicas."""
         return list(orders_of(self.uses, space.pools)) if space.manner is Manner.STAGES else [space.pools]
 
-    def below(self, limit: Callable[[], float]) -> Iterator[Shell]:
-        """Those that could be faster than ``limit``, which may fall meanwhile: a few promising ones first, then all by their bounds."""
-        first = self._found(lambda place, order: self._promising(place, order, limit()))[:_SEEDS]
+    def below(self, limit: Callable[[], float], stops: Callable[[], bool]) -> Iterator[Shell]:
+        """Those that could be faster than ``limit``, which may fall meanwhile: a few promising ones first, then all by their bounds.
+
+        Not all of them where ``stops`` came in between.
+        """
+        first = self._found(lambda place, order: self._promising(place, order, limit()), stops)[:_SEEDS]
         yield from self._ready(first, limit, 2)
         known = {each[1:] for each in first}
-        found = self._found(lambda place, order: self.bounds(self.spaces[place], None, order, limit()))
+        found = self._found(lambda place, order: self.bounds(self.spaces[place], None, order, limit()), stops)
         yield from self._ready([each for each in found if each[1:] not in known], limit, 16)
 
-    def _found(self, asked: Callable[[int, tuple[int, ...]], Iterator[tuple[Ints, Floats]]]) -> list[_Found]:
-        """What comes of asking about every space in every order, by bounds."""
+    def _found(self, asked: Callable[[int, tuple[int, ...]], Iterator[tuple[Ints, Floats]]], stops: Callable[[], bool]) -> list[_Found]:
+        """What comes of asking about every space in every order until ``stops``, by bounds."""
         return sorted(
             (bound, place, order, row)
             for place, space in enumerate(self.spaces)
             for order in self.orders(space)
+            if not stops()
             for kept, bounds in asked(place, order)
             for bound, row in zip(bounds.tolist(), kept.tolist(), strict=True)
         )

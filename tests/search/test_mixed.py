@@ -129,9 +129,9 @@ def fastest(problem: MixedProblem, every: Iterator[MixedStrategy]) -> float:
     """The least step time of those that the rules accept and every pool holds."""
     machine, best = Machine.of(problem), float("inf")
     for mixed in every:
-        if not mixed_faults(problem, mixed):
-            costs = machine.costs(mixed, simulate=True)
-            best = min(best, costs.step_seconds) if costs.fits else best
+        costs = machine.costs(mixed, simulate=True)
+        if costs.fits and costs.step_seconds < best and not mixed_faults(problem, mixed):
+            best = costs.step_seconds
     return best
 
 
