@@ -152,7 +152,7 @@ def runs(strategy: Strategy, batch: int, parts: int) -> bool:
 
 
 @given(data=st.data(), name=st.sampled_from([DENSE.name, EXPERTS.name, LATENT.name]), memory=MEMORY, order=ORDER)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_placement_by_stages_is_refused_that_is_priced_below_the_limit(
     data: st.DataObject, name: str, memory: tuple[float, float], order: tuple[str, str]
 ) -> None:
@@ -170,7 +170,7 @@ def test_no_placement_by_stages_is_refused_that_is_priced_below_the_limit(
 
 
 @given(data=st.data(), name=st.sampled_from([DENSE.name, EXPERTS.name]), memory=MEMORY, counts=st.tuples(*[st.integers(1, 6)] * 2))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_share_of_the_batch_is_refused_that_is_priced_below_the_limit(
     data: st.DataObject, name: str, memory: tuple[float, float], counts: tuple[int, int]
 ) -> None:
