@@ -34,8 +34,8 @@ _SEEDS = 8
 """Strategies that are placed before all others are asked about: what beats them is little."""
 _FEW = 16
 """Of every part of a space so many may come into question for that."""
-_STEP = 0.93
-"""How much less is asked for in each step towards them."""
+_CLOSE = 1e-3
+"""Relative difference of bounds that is not worth another step towards them."""
 _EVER = 1e12
 """Seconds: an upper end of bounds where nothing is known to fit."""
 
@@ -124,15 +124,17 @@ class Shells:
                 yield from sorted(self.of(self.spaces[place], bounds), key=lambda shell: (shell.bound_seconds, shell.use.pools, shell.row))
 
     def _promising(self, place: int, order: tuple[int, ...], limit: float) -> Iterator[tuple[Ints, Floats]]:
-        """Of every part of a space a few that could beat the least limit that any of it can."""
-        space = self.spaces[place]
-        for rows, asked in self._parts(space, None):
-            left, limit = self._open(space, asked, order), min(limit, _EVER)
-            while len(could := np.flatnonzero(left.could_beat(limit))):
-                rows, left, limit = rows[could], left.take(could), limit * _STEP
-                if len(could) <= _FEW:
-                    yield rows, least_that_could(left.could_beat, np.full(len(rows), limit / _STEP))
+        """Of every part of a space a few with the least bounds, as far as the least bound of ever smaller samples tells."""
+        for rows, asked in self._parts(self.spaces[place], None):
+            below, left = min(limit, _EVER), self._open(self.spaces[place], asked, order)
+            while len(could := np.flatnonzero(left.could_beat(below))):
+                rows, left = rows[could], left.take(could)
+                sample = np.unique(np.linspace(0, len(rows) - 1, _FEW).astype(np.int64))
+                bounds = least_that_could(left.take(sample).could_beat, np.full(len(sample), below))
+                if len(rows) <= _FEW or bounds.min() >= below * (1 - _CLOSE):
+                    yield rows[sample], bounds
                     break
+                below = float(bounds.min()) * (1 + _CLOSE / 2)
 
     def bounds(self, space: PoolSpace, rows: Ints | None, order: tuple[int, ...], limit: float) -> Iterator[tuple[Ints, Floats]]:
         """Which of some ``rows`` of a space (None: all) could be faster than ``limit``, and what none of their placements goes below."""
