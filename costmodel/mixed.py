@@ -102,6 +102,14 @@ class Machine:
         """The step of ``mixed``, which must be feasible; a lower bound unless ``simulate`` where the schedule has no closed form."""
         on = tuple(tuple(self.problem.place(name) for name in lane.pools) for lane in mixed.lanes)
         found = [self._lane(mixed, lane, places, simulate=simulate) for lane, places in zip(mixed.lanes, on, strict=True)]
+        return self._whole(mixed, on, found)
+
+    def simulated(self, mixed: MixedStrategy, costs: MixedCosts) -> MixedCosts:
+        """``costs`` of ``mixed`` with its schedules simulated: as :meth:`costs` with ``simulate``, of which only that is left to do."""
+        return self._whole(mixed, costs.on, [_with_makespan(lane, simulate=True) for lane in costs.lanes])
+
+    def _whole(self, mixed: MixedStrategy, on: tuple[tuple[int, ...], ...], found: Sequence[StageCosts]) -> MixedCosts:
+        """The lanes with what they do together at the end of the step."""
         held = found[0].held if len(found) == 1 else _slowest_held([lane.held for lane in found])
         pacing = int(np.argmax([lane.makespan[0] for lane in found]))
         lanes = tuple(self._with_data(lane, places, held) for lane, places in zip(found, on, strict=True))
@@ -124,8 +132,8 @@ class Machine:
         a bound too, unless ``simulate``.
         """
         on = tuple(self.problem.place(name) for name in lane.pools)
-        found = self._lane(mixed, lane, on, simulate=False)
-        shape, times = found.shape, found.times
+        asked = self._asked(mixed, lane, on)
+        shape, times = asked.shape, asked.times
         known = counts[: 2 * shape.pipeline_parallel_size + 2]
         stages = [np.broadcast_to(each, (len(known), shape.num_stages)) for each in (times.forward, times.backward, times.weight)]
         sizes = (shape.schedule, shape.pipeline_parallel_size, shape.virtual_pipeline_stages, known.astype(np.float64))
@@ -148,45 +156,60 @@ class Machine:
 
     def _lane(self, mixed: MixedStrategy, lane: Lane, on: tuple[int, ...], *, simulate: bool) -> StageCosts:
         """The lane's pipeline, its stages from their pools; what follows the last backward is not in yet."""
+        asked = self._asked(mixed, lane, on)
+        shape, times, used = asked.shape, asked.times, asked.used
+        parts = [_Part.of(asked, place, spans=len(mixed.lanes) > 1) for place in range(len(used))]
+        ranks = np.array([used.index(place) for place in on])
+        busiest = used.index(on[int(np.argmax(shape.on_ranks(times.forward + times.backward + times.weight)[0]))])
+        costs = StageCosts(
+            rows=np.zeros(1, dtype=np.int64),
+            inputs=asked.pools[busiest].own,
+            shape=shape,
+            layer=asked.layers[busiest],
+            times=times,
+            held=_chosen([part.held for part in parts], ranks),
+            memory=_chosen([part.memory for part in parts], ranks),
+            num_microbatches=np.broadcast_to(asked.layers[0].shard.num_microbatches, (1,)),
+            makespan=np.zeros(1),
+            exact=np.zeros(1, dtype=np.bool_),
+            data_seconds=np.zeros((1, len(on))),
+            overhead=np.zeros(1),
+        )
+        return _with_makespan(costs, simulate=simulate)
+
+    def _asked(self, mixed: MixedStrategy, lane: Lane, on: tuple[int, ...]) -> _Asked:
+        """What the stages of ``lane`` take."""
         strategy = lane_strategy(mixed.strategy, lane)
         columns, batch = StrategyColumns.of([strategy]), lane.num_microbatches * strategy.data_parallel_size * strategy.micro_batch_size
         used = sorted(set(on))
         pools = [self.pools[place].with_batch(batch) for place in used]
         layers = [self._layer_costs(place, pool.own, strategy, batch) for place, pool in zip(used, pools, strict=True)]
         shape = PipelineShape.of(pools[0].own, columns)
-        parts = [_Part.of(pool, columns, costs, shape, spans=len(mixed.lanes) > 1) for pool, costs in zip(pools, layers, strict=True)]
-        stages, ranks = (np.array([used.index(place) for place in places]) for places in (stage_pools(shape, on), on))
+        alone = [
+            StageTimes.of(pool.own, columns, replace(costs, boundary=0 * costs.boundary), shape)
+            for pool, costs in zip(pools, layers, strict=True)
+        ]
+        stages = np.array([used.index(place) for place in stage_pools(shape, on)])
         stride = np.asarray(strategy.tensor_parallel_size * strategy.context_parallel_size * lane.data_parallel_size)
         hops = hop_seconds(self.pools, layers[0].shard, shape, on, stride)
-        times = _with_hops(_chosen([part.times for part in parts], stages), hops)
-        busiest = used.index(on[int(np.argmax(shape.on_ranks(times.forward + times.backward + times.weight)[0]))])
-        count = layers[0].shard.num_microbatches
-        sizes = (shape.schedule, shape.pipeline_parallel_size, shape.virtual_pipeline_stages, count)
-        makespan, exact = makespan_seconds(*sizes, times.forward, times.backward, times.weight, simulate=simulate)
-        return StageCosts(
-            rows=np.zeros(1, dtype=np.int64),
-            inputs=pools[busiest].own,
-            shape=shape,
-            layer=layers[busiest],
-            times=times,
-            held=_chosen([part.held for part in parts], ranks),
-            memory=_chosen([part.memory for part in parts], ranks),
-            num_microbatches=count + 0 * makespan,
-            makespan=makespan,
-            exact=exact,
-            data_seconds=np.zeros((1, len(on))),
-            overhead=np.zeros(1),
-        )
+        times = _with_hops(_chosen(alone, stages), hops)
+        return _Asked(columns=columns, used=used, pools=pools, layers=layers, shape=shape, alone=alone, times=times)
 
     def _layer_costs(self, place: int, inputs: Inputs, strategy: Strategy, batch: int) -> LayerCosts:
-        """Once for all placements of one strategy; only the latest sizes are kept."""
+        """Once for all placements of one strategy and, where their number tells no layers apart, for all shares of the micro-batches.
+
+        FP8 casts weights once for all of them, and the first one's gradients may have nothing to be added to. Only the latest are kept.
+        """
         plain = replace(strategy, pipeline_layers=(), stage_recompute_layers=(), num_recompute_layers=0)
-        key = (place, batch, replace(plain, recompute=Recompute.NONE))
+        size = strategy.data_parallel_size * strategy.micro_batch_size
+        told = batch if np.any(inputs.training.low_precision_linear) else int(batch > size)
+        key = (place, told, replace(plain, recompute=Recompute.NONE))
         if key not in self._layers:
             if len(self._layers) >= _KEPT:
                 self._layers.clear()
             self._layers[key] = layer_costs(inputs, StrategyColumns.of([strategy]))
-        return self._layers[key]
+        found = self._layers[key]
+        return replace(found, shard=replace(found.shard, num_microbatches=inputs.training.global_batch_size / np.array([float(size)])))
 
     def _with_data(self, lane: StageCosts, on: tuple[int, ...], held: Holdings) -> StageCosts:
         """``lane`` with what its reductions and gathers leave exposed, which are those of all lanes together."""
@@ -203,23 +226,46 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A whole pipeline as if it were on one pool, without the transfers between its stages."""
+class _Asked:
+    """The stages of one lane."""
 
+    columns: StrategyColumns
+    used: list[int]
+    """The pools that they sit in."""
+    pools: list[PoolInputs]
+    """Of each of those, asked about the lane's micro-batches."""
+    layers: list[LayerCosts]
+    shape: PipelineShape
+    alone: list[StageTimes]
+    """As if the whole pipeline were on each, without the transfers between its stages."""
     times: StageTimes
+    """Each stage where it is, with them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What ranks hold, and do at the end of a step, as if the whole pipeline were on one pool."""
+
     held: Holdings
     memory: RankMemory
 
     @classmethod
-    def of(cls, pool: PoolInputs, columns: StrategyColumns, costs: LayerCosts, shape: PipelineShape, *, spans: bool) -> _Part:
+    def of(cls, asked: _Asked, place: int, *, spans: bool) -> _Part:
         """Where lanes of other pools ``spans`` the groups that reduce, they go at the pace of the slowest network."""
-        times = StageTimes.of(pool.own, columns, replace(costs, boundary=0 * costs.boundary), shape)
+        pool, columns, costs, shape = asked.pools[place], asked.columns, asked.layers[place], asked.shape
         held = held_by_ranks(pool.own, columns, costs, shape)
         if spans:
             through = replace(costs, groups=Groups.of(pool.across, costs.shard))
             held = _slowest_held([held, held_by_ranks(pool.across, columns, through, shape)])
-        memory = RankMemory.of(pool.own, columns, costs, shape, times, held.states)
-        return cls(times=times, held=held, memory=memory)
+        memory = RankMemory.of(pool.own, columns, costs, shape, asked.alone[place], held.states)
+        return cls(held=held, memory=memory)
+
+
+def _with_makespan(lane: StageCosts, *, simulate: bool) -> StageCosts:
+    shape, times = lane.shape, lane.times
+    sizes = (shape.schedule, shape.pipeline_parallel_size, shape.virtual_pipeline_stages, lane.num_microbatches)
+    makespan, exact = makespan_seconds(*sizes, times.forward, times.backward, times.weight, simulate=simulate)
+    return replace(lane, makespan=makespan, exact=exact)
 
 
 def lane_strategy(strategy: Strategy, lane: Lane) -> Strategy:

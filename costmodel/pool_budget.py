@@ -4,14 +4,13 @@ A stage's coefficients are those of the pool it is on (:mod:`stage_budget`, aske
 the transfers between stages are put on top. Memories of unlike size are made one: a smaller GPU is a larger one of which the
 difference is taken.
 
-Symbols: W seconds of a micro-batch on all stages, T on the busiest rank, m micro-batches, p ranks, phi the largest share of the
-forward in a stage's seconds.
+Symbols: W seconds of a micro-batch on all stages, T on the busiest rank, m micro-batches, p ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,9 +24,6 @@ from .spec.strategy import PipelineSchedule
 from .stage_budget import Linear, StageBudget, stage_budgets
 from .step import overhead_seconds
 
-LARGEST_FORWARD_SHARE = 0.5
-"""A layer's backward takes twice its forward, and a transfer goes both ways: no stage spends more than half of its time forward."""
-
 _ROUNDS = 4
 
 
@@ -40,15 +36,18 @@ class PooledBudget:
     """The pool of every pipeline rank."""
 
 
-def pooled_budgets(machine: Machine, strategies: StrategyColumns, orders: Sequence[tuple[int, ...]]) -> Iterator[PooledBudget]:
+def pooled_budgets(
+    machine: Machine, strategies: StrategyColumns, orders: Mapping[tuple[int, ...], Collection[int]]
+) -> Iterator[PooledBudget]:
     """The budgets of ``strategies``, grouped by pipeline shape and order of the pools.
 
     Args:
         machine: the constants of every pool.
         strategies: pipelines over all GPUs of the pools of an order; a stage's GPUs divide each pool's.
-        orders: pools from the first stage to the last; the same ones in each.
+        orders: pools from the first stage to the last, the same ones in each, and the strategies that are asked about in that order;
+            others come along where they share the pipeline's shape with one of them.
     """
-    used = sorted(orders[0])
+    used = sorted(next(iter(orders)))
     gpus = {place: machine.problem.pools[place].num_gpus for place in used}
     alone = zip(*(stage_budgets(machine.pools[place].own, strategies, alone=True) for place in used), strict=True)
     for group in alone:
@@ -56,7 +55,9 @@ def pooled_budgets(machine: Machine, strategies: StrategyColumns, orders: Sequen
         shape, shard = PipelineShape.of(machine.pools[used[0]].own, rows), Shard.of(machine.pools[used[0]].own, rows)
         stride = shard.tp * shard.cp * shard.dp
         ranks = shape.pipeline_parallel_size
-        for order in orders:
+        for order, asked in orders.items():
+            if not np.isin(group[0].rows, list(asked)).any():
+                continue
             on = tuple(place for place in order for _ in range(ranks * gpus[place] // sum(gpus.values())))
             joined = joined_budget([group[used.index(place)] for place in used], [used.index(place) for place in on], shape)
             yield PooledBudget(budget=_with_hops(joined, hop_seconds(machine.pools, shard, shape, on, stride)), on=on)
@@ -67,7 +68,7 @@ def replica_budgets(machine: Machine, strategies: StrategyColumns, pools: Sequen
 
     The data-parallel sizes are those of all pools together. Memory is that of a pipeline with micro-batches enough to fill it.
     """
-    batch = _filling_batch(strategies)
+    batch = filling_batch(strategies)
     full = {place: machine.pools[place].with_batch(batch) for place in pools}
     for group in zip(*(stage_budgets(full[place].own, strategies, alone=True) for place in pools), strict=True):
         rows = strategies.take(group[0].rows)
@@ -81,7 +82,7 @@ def replica_budgets(machine: Machine, strategies: StrategyColumns, pools: Sequen
         yield tuple(found)
 
 
-def _filling_batch(strategies: StrategyColumns) -> int:
+def filling_batch(strategies: StrategyColumns) -> int:
     """A batch that fills every pipeline of ``strategies`` with whole rounds of micro-batches."""
     together = strategies.data_parallel_size * strategies.micro_batch_size * strategies.pipeline_parallel_size
     return _ROUNDS * math.lcm(*distinct(together))
@@ -105,29 +106,40 @@ def joined_budget(budgets: Sequence[StageBudget], on: Sequence[int], shape: Pipe
         unfolded_bytes=_columns([budget.unfolded_bytes for budget in budgets], ranks),
         capacity_bytes=capacity,
         work_seconds=least,
-        forward_share=np.maximum.reduce([budget.forward_share for budget in budgets] + [np.full(len(least), LARGEST_FORWARD_SHARE)]),
+        forward_share=np.maximum.reduce([budget.forward_share for budget in budgets]),
         tail_seconds=np.zeros_like(least),
     )
 
 
-def pooled_bound_seconds(machine: Machine, pooled: PooledBudget, slowest: Floats) -> Floats:
+def pooled_bound_seconds(machine: Machine, pooled: PooledBudget, slowest: Floats, work: Floats | None = None) -> Floats:
     """Lower bound of each step where no placement that fits has a busiest rank below ``slowest`` seconds.
 
         any schedule   m T
         gpipe          W + (m - 1) T
-        1f1b           W + (m - 1) T - (p - 1) phi T
+        1f1b           W + (m - 1) T - (p - 1) T / 2,   2 W + (m - p - 1) T where m > p
 
-    and the framework's overhead on it. What follows the last backward is left out.
+    and the framework's overhead on it. What follows the last backward is left out. 1F1B: micro-batches enter and leave the busiest rank d
+    through the stages above it, and one goes on through those below. Of d itself that path has m - 1 more forwards and m - p + d more
+    backwards, or as many the other way round, and the shorter of the two passes is half of T at most. With m > p a path may go round
+    the stages below d twice, before and after all that d does in between: 2 W less what the stages up to d take, (d + 1) T at
+    most, and m - p + d times T.
+
+    Args:
+        machine: the constants of every pool.
+        pooled: the strategies.
+        slowest: T, at least.
+        work: W where it is known; else the least that any placement has.
     """
-    budget = pooled.budget
-    count, work = budget.num_microbatches, budget.work_seconds
+    budget, p = pooled.budget, pooled.budget.num_holders
+    count, work = budget.num_microbatches, budget.work_seconds if work is None else work
     floor = count * slowest
     with np.errstate(invalid="ignore"):
         if budget.schedule is PipelineSchedule.GPIPE:
             floor = work + (count - 1) * slowest
         elif budget.schedule is PipelineSchedule.ONE_F_ONE_B:
-            ramp = (budget.num_holders - 1) * budget.forward_share
-            floor = np.where(np.isfinite(slowest), np.maximum(floor, work + (count - 1 - ramp) * slowest), np.inf)
+            twice = np.where(count > p, 2 * work + (count - p - 1) * slowest, 0)
+            ramps = np.maximum(work + (count - 1 - (p - 1) / 2) * slowest, twice)
+            floor = np.where(np.isfinite(slowest), np.maximum(floor, ramps), np.inf)
     return np.asarray(floor + overhead_seconds(machine.overhead_inputs(dict.fromkeys(pooled.on)), floor))
 
 

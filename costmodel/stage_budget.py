@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .columns import RECOMPUTES, Bools, Floats, Ints, StrategyColumns, column, distinct_rows
+from .columns import RECOMPUTES, Bools, Floats, Ints, StrategyColumns, column, distinct_rows, gather
 from .holdings import Holdings, Tails, held_by_ranks, rank_parameters, rank_states, rank_tails
 from .inputs import Inputs
-from .layer_costs import LayerCosts, layer_costs
+from .layer_costs import LayerCosts
 from .pipeline_shape import PipelineShape, expert_layers
 from .rank_memory import RankMemory
 from .spec.schedule import stage_holders
 from .spec.strategy import PipelineSchedule, Recompute
 from .stage_times import StageTimes
+from .step import shared_layer_costs
 
 _PIPELINE = ("pipeline_schedule", "pipeline_parallel_size", "virtual_pipeline_stages")
 
@@ -138,17 +139,18 @@ def stage_budgets(
     nothing = np.zeros(len(strategies), dtype=np.int64)
     bare = strategies.with_columns(layer_split=nothing, recompute_split=nothing, num_recompute_layers=nothing)
     _, shape = distinct_rows(bare, _PIPELINE)
+    costs, index = shared_layer_costs(inputs, bare)
     for code in range(int(shape.max(initial=-1)) + 1):
         rows = np.flatnonzero(shape == code)
-        yield _Probe(inputs, bare.take(rows), plain, alone=alone).budget(rows)
+        yield _Probe(inputs, bare.take(rows), gather(costs, index[rows]), plain, alone=alone).budget(rows)
 
 
 class _Probe:
     """Asks the cost model about pipelines whose stages all hold the same few layers of one kind."""
 
-    def __init__(self, inputs: Inputs, strategies: StrategyColumns, plain: Recompute, *, alone: bool) -> None:
+    def __init__(self, inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, plain: Recompute, *, alone: bool) -> None:
         self._inputs, self._strategies, self._plain, self._alone = inputs, strategies, plain, alone
-        costs = layer_costs(inputs, strategies)
+        self._answers: dict[tuple[Recompute, int, int, int], tuple[tuple[Floats, ...], Floats]] = {}
         self._costs: LayerCosts = replace(costs, boundary=0 * costs.boundary) if alone else costs
         self._shape = PipelineShape.of(inputs, strategies)
         self._is_expert = expert_layers(inputs)
@@ -247,6 +249,12 @@ class _Probe:
 
     def _ask(self, recompute: Recompute, kind: int, count: int, *, recomputed: int = 0) -> tuple[tuple[Floats, ...], Floats]:
         """Seconds of each stage by pass and bytes of each rank, ``count`` layers of ``kind`` on every stage, ``recomputed`` of a rank's."""
+        key = (recompute, kind, count, recomputed)
+        if key not in self._answers:
+            self._answers[key] = self._answer(*key)
+        return self._answers[key]
+
+    def _answer(self, recompute: Recompute, kind: int, count: int, recomputed: int) -> tuple[tuple[Floats, ...], Floats]:
         layers = np.full(self._shape.num_stages, count, dtype=np.int64)
         dense, moe = (0 * layers, layers) if kind else (layers, 0 * layers)
         columns, shape = self._columns(recompute, recomputed), replace(self._shape, dense_layers=dense, moe_layers=moe)

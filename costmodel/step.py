@@ -104,7 +104,7 @@ def peak_memory_bytes(inputs: Inputs, strategies: StrategyColumns) -> Floats:
 
 def stage_groups(inputs: Inputs, strategies: StrategyColumns, *, simulate: bool = False) -> Iterator[StageCosts]:
     """The strategies in groups that share a pipeline shape and a model's layer pattern."""
-    costs, index = _shared_layer_costs(inputs, strategies)
+    costs, index = shared_layer_costs(inputs, strategies)
     for rows in _pipeline_groups(inputs, strategies):
         members = strategies.take(rows)
         own = gather(inputs, rows) if inputs.num_gpus.ndim else inputs
@@ -121,7 +121,7 @@ _LAYER_KEY = (
 _SHAPE_KEY = ("pipeline_schedule", "pipeline_parallel_size", "virtual_pipeline_stages", "layer_split")
 
 
-def _shared_layer_costs(inputs: Inputs, strategies: StrategyColumns) -> tuple[LayerCosts, Ints]:
+def shared_layer_costs(inputs: Inputs, strategies: StrategyColumns) -> tuple[LayerCosts, Ints]:
     """Layer costs once for every distinct combination of the sizes they depend on, and each strategy's row in them."""
     if inputs.num_gpus.ndim:
         return layer_costs(inputs, strategies), np.arange(len(strategies))

@@ -192,8 +192,13 @@ class _Evolution:
         for use in sorted({use for use, _ in new}):
             space, order = self._uses[use]
             rows = np.array([row for other, row in new if other == use], dtype=np.int64)
-            for shell in sorted(self._shells.of(space, rows, [order]), key=lambda each: each.bound_seconds):
-                self._known[use, shell.row] = self._seconds((use, shell.row), shell, found)
+            self._known |= {(use, row): _NO_PLACEMENT for row in rows.tolist()}
+            for kept, bounds in self._shells.bounds(space, rows, order, float("inf")):
+                own = {(order, row): bound for row, bound in zip(kept.tolist(), bounds.tolist(), strict=True)}
+                self._known |= {(use, row): bound for (_, row), bound in own.items()}
+                promising = {pair: bound for pair, bound in own.items() if bound < self._best}
+                for shell in sorted(self._shells.of(space, promising), key=lambda each: (each.bound_seconds, each.row)):
+                    self._known[use, shell.row] = self._seconds((use, shell.row), shell, found)
         for each, pair in zip(individuals, read, strict=True):
             each.fitness.values = (self._known[pair],)
         return Generation(found=tuple(found), evaluated=len(new))

@@ -21,20 +21,19 @@ from autopar.costmodel.spec.plan import SearchSummary
 from autopar.costmodel.spec.strategy import Recompute, Strategy
 
 from .constraints import NO_CONSTRAINTS, Constraints
+from .fastest import Fastest, fastest
 from .genetic import Settings, evolve, require
 from .pool_shells import Shells
 from .pool_space import Manner
 from .pool_stages import Priced
 from .progress import Progress, Stopped, Watch
-from .result import SearchResult
-from .solve import search
 
-EXACT_ROWS = 100_000
+EXACT_ROWS = 300_000
 """Strategies times orders of the pools up to which all of them are looked at; beyond, the search is genetic."""
-BOUNDED_ROWS = 150_000
+BOUNDED_ROWS = 1_000_000
 """Strategies up to which a genetic search also says what none of them goes below."""
-WORTH = 1e-3
-"""A placement has to be faster by this share than the best so far to be looked for."""
+WORTH = 1e-6
+"""A placement has to be faster by this share than the best so far to be looked for: rounding, and no more."""
 
 
 class Method(StrEnum):
@@ -184,16 +183,16 @@ def _uniform(problem: MixedProblem, constraints: Constraints, found: Found, watc
     """What planning as if all GPUs were alike comes to: the references, the best of each pool alone, and strategies to start from."""
     seeds = []
     slowest, slow = as_the_slowest(problem)
-    result = search(slow, constraints, top=found.top, watch=watch)
+    result = fastest(slow, constraints, top=found.top, watch=watch)
     found.references.append(_reference(f"all {problem.num_gpus:,} GPUs as {slowest}", result))
     seeds += [each.strategy for each in result.ranked]
     for pool in problem.pools:
         if watch.stopped is not None:
             break
-        result = search(pool.problem, constraints, top=found.top, watch=watch)
+        result = fastest(pool.problem, constraints, top=found.top, watch=watch)
         found.references.append(_reference(f"{pool.name} alone", result))
-        found.evaluated += result.summary.evaluated
-        found.refused.update(result.summary.rejected)
+        found.evaluated += result.evaluated
+        found.refused.update(result.rejected)
         seeds += [each.strategy for each in result.ranked]
         batch = pool.problem.training.global_batch_size
         found.add(
@@ -209,7 +208,7 @@ def _uniform(problem: MixedProblem, constraints: Constraints, found: Found, watc
     return seeds
 
 
-def _reference(name: str, result: SearchResult) -> Reference:
+def _reference(name: str, result: Fastest) -> Reference:
     if not result.ranked:
         return Reference(name=name, strategy=None, step_time_seconds=None)
     best = result.ranked[0]
@@ -253,17 +252,16 @@ def _look(shells: Shells, found: Found, watch: Watch) -> None:
     """Place the strategies of every use in the order of their bounds, until none could still be the best."""
     found.evaluated += shells.size
     bounds: list[float] = [] if found.bound_seconds is None else [found.bound_seconds]
-    for shell in shells.below(found.limit):
+    for shell in shells.below(lambda: found.limit, watch.stops):
         if shell.bound_seconds >= found.limit:
-            bounds.append(shell.bound_seconds)
-            break
+            continue
         if watch.stops():
             return
         placed, bound = shell.placed(shells.machine, found.limit)
         bounds.append(bound)
         found.add(placed)
         watch.tell(_progress(found))
-    found.bound_seconds = min([found.best_seconds, *bounds])
+    found.bound_seconds = min([found.limit, *bounds])
 
 
 def _evolve(shells: Shells, seeds: list[Strategy], found: Found, seed: int, watch: Watch) -> None:
@@ -274,10 +272,11 @@ def _evolve(shells: Shells, seeds: list[Strategy], found: Found, seed: int, watc
         watch.tell(_progress(found))
         if watch.stops():
             return
-    if sum(len(space.rows) for space in shells.spaces) > BOUNDED_ROWS or (bound := shells.least_bound(watch.stops)) is None:
+    bound = shells.least_bound(watch.stops, found.best_seconds) if shells.size <= BOUNDED_ROWS else None
+    if bound is None:
         found.unbounded = True
         return
-    found.bound_seconds = min([found.best_seconds, bound, *([] if found.bound_seconds is None else [found.bound_seconds])])
+    found.bound_seconds = min([bound, *([] if found.bound_seconds is None else [found.bound_seconds])])
 
 
 def _progress(found: Found) -> Callable[[], Progress]:

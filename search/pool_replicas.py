@@ -132,6 +132,9 @@ def placed_replicas(
     shares = shared_rounds(seconds, replicas, runs)
     if shares is None:
         return None
+    makespan = np.array([max(each[rounds - 1] for each, rounds in zip(seconds, shares.rounds, strict=True))])
+    if float((makespan + overhead_seconds(machine.overhead_inputs(pools), makespan))[0]) >= limit:
+        return None
     given = zip(lanes, shares.rounds, shares.short, strict=True)
     lanes = tuple(replace(lane, num_microbatches=step * rounds, short_replicas=short) for lane, rounds, short in given)
     shared = replace(mixed, lanes=lanes)

@@ -46,6 +46,8 @@ def placed_stages(
     least = np.inf
     for partition in _partitions(machine, pooled, recompute, limit, by_stage=by_stage):
         least = min(least, partition.slowest_seconds)
+        if partition_bound(machine, pooled, partition) >= limit:
+            continue
         mixed = _mixed(machine, pooled, _strategy(strategy, partition, by_stage=by_stage))
         priced = None if mixed_faults(machine.problem, mixed) else price(machine, mixed, limit)
         if priced is not None:
@@ -55,13 +57,19 @@ def placed_stages(
     return found, bound
 
 
+def partition_bound(machine: Machine, pooled: PooledBudget, partition: Partition) -> float:
+    """Step time that the placement does not go below, by the seconds it was chosen by."""
+    found = pooled_bound_seconds(machine, pooled, np.array([partition.slowest_seconds]), np.array([partition.total_seconds]))
+    return float(found[0])
+
+
 def price(machine: Machine, mixed: MixedStrategy, limit: float = float("inf")) -> Priced | None:
     """``mixed`` with its step time, simulated only where its bound is below ``limit``; None where it does not fit or is not faster."""
     costs = machine.costs(mixed)
     if not costs.fits or costs.step_seconds >= limit:
         return None
     if not costs.exact:
-        costs = machine.costs(mixed, simulate=True)
+        costs = machine.simulated(mixed, costs)
     if costs.step_seconds >= limit:
         return None
     return Priced(mixed=mixed, step_time_seconds=costs.step_seconds, peak_memory_bytes=costs.fullest[0])

@@ -44,7 +44,7 @@ def test_seconds_and_bytes_of_any_split_follow_from_the_coefficients(
     chunks = chunks if len(split) == 4 else 1
     plain, machine = piped(split, chunks), Machine.of(mixed)
     half = plain.pipeline_parallel_size // 2
-    (pooled,) = pooled_budgets(machine, StrategyColumns.of([plain]), [order])
+    (pooled,) = pooled_budgets(machine, StrategyColumns.of([plain]), {order: [0]})
     budget, capacities = pooled.budget, [pool.problem.cluster.device.memory_bytes for pool in mixed.pools]
     ends = np.cumsum(split)
     before = budget.kinds_before()
@@ -92,7 +92,7 @@ def test_no_placement_is_faster_than_the_bound_of_its_busiest_rank(
     half = plain.pipeline_parallel_size // 2
     placed = by_stages(replace(plain, recompute=recompute), batch, (half, half))
     costs = machine.costs(placed, simulate=True)
-    (pooled,) = pooled_budgets(machine, StrategyColumns.of([plain]), [(0, 1)])
+    (pooled,) = pooled_budgets(machine, StrategyColumns.of([plain]), {(0, 1): [0]})
     times = costs.lanes[0].times
     busiest = costs.lanes[0].shape.on_ranks(times.forward + times.backward + times.weight).max(axis=1)
     assert pooled_bound_seconds(machine, pooled, busiest)[0] <= costs.step_seconds * (1 + 1e-9)

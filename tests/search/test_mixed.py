@@ -55,10 +55,10 @@ def splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
         yield tuple(after - before for before, after in itertools.pairwise(ends))
 
 
-def sizes(problem: MixedProblem, replicas: bool) -> Iterator[Strategy]:
-    """Sizes over all GPUs, one stage a rank, whatever the rules say of them."""
+def sizes(problem: MixedProblem, replicas: bool, most: int = 2) -> Iterator[Strategy]:
+    """Sizes over all GPUs, one stage a rank, whatever the rules say of them; ``most`` tensor-parallel ranks and micro-batches."""
     gpus = problem.num_gpus
-    for tp, pp, micro in itertools.product((1, 2), (1, 2, 4), (1, 2)):
+    for tp, pp, micro in itertools.product(range(1, most + 1), (1, 2, 4), range(1, most + 1)):
         if gpus % (tp * pp) or (pp == 1 and not replicas):
             continue
         for sequence in (False, True) if tp > 1 else (False,):
@@ -85,10 +85,10 @@ def recomputed(problem: MixedProblem, strategy: Strategy) -> Iterator[Strategy]:
         yield replace(strategy, recompute=Recompute.FULL, num_recompute_layers=0 if count == held else count)
 
 
-def staged(problem: MixedProblem) -> Iterator[MixedStrategy]:
+def staged(problem: MixedProblem, most: int) -> Iterator[MixedStrategy]:
     """Every order, split and recomputation of stages by pool."""
     batch, layers = problem.question.training.global_batch_size, problem.question.model.num_layers
-    for strategy, order in itertools.product(sizes(problem, replicas=False), itertools.permutations(problem.pools)):
+    for strategy, order in itertools.product(sizes(problem, replicas=False, most=most), itertools.permutations(problem.pools)):
         group = strategy.tensor_parallel_size * strategy.data_parallel_size
         if any(pool.num_gpus % group for pool in order) or batch % (strategy.data_parallel_size * strategy.micro_batch_size):
             continue
@@ -129,30 +129,38 @@ def fastest(problem: MixedProblem, every: Iterator[MixedStrategy]) -> float:
     """The least step time of those that the rules accept and every pool holds."""
     machine, best = Machine.of(problem), float("inf")
     for mixed in every:
-        if not mixed_faults(problem, mixed):
-            costs = machine.costs(mixed, simulate=True)
-            best = min(best, costs.step_seconds) if costs.fits else best
+        costs = machine.costs(mixed, simulate=True)
+        if costs.fits and costs.step_seconds < best and not mixed_faults(problem, mixed):
+            best = costs.step_seconds
     return best
 
 
-ONE_A_RANK = Constraints(fixed={"pipeline_schedule": "1f1b", "context_parallel_size": 1}, maximum={"zero_stage": 1, "micro_batch_size": 4})
+ONE_A_RANK = Constraints(fixed={"pipeline_schedule": "1f1b", "context_parallel_size": 1}, maximum={"zero_stage": 1})
 
 
-@pytest.mark.parametrize(("memory", "by_stage"), [((), 0), ((18.0, 9.0), 0), ((9.0, 30.0), 0), ((18.0, 9.0), 1)])
-def test_no_placement_of_stages_is_faster(make_pools: Make, memory: tuple[float, ...], by_stage: int) -> None:
+def upto(most: int, **fixed: int) -> Constraints:
+    """The sizes of :func:`sizes`."""
+    limits = {"tensor_parallel_size": most, "micro_batch_size": most, **ONE_A_RANK.maximum}
+    return replace(ONE_A_RANK, maximum=limits, minimum=fixed)
+
+
+@pytest.mark.parametrize(
+    ("memory", "by_stage", "most"), [((), 0, 2), ((18.0, 9.0), 0, 2), ((9.0, 30.0), 0, 2), ((18.0, 9.0), 1, 1), ((7.0, 20.0), 1, 1)]
+)
+def test_no_placement_of_stages_is_faster(make_pools: Make, memory: tuple[float, ...], by_stage: int, most: int) -> None:
     problem = make_pools(memory, h100=2, a100=2, batch=8, by_stage=by_stage)
-    least = fastest(problem, staged(problem))
-    found = mixed_search(problem, replace(ONE_A_RANK, minimum={"pipeline_parallel_size": 2}), method=Method.EXACT)
+    least = fastest(problem, staged(problem, most))
+    found = mixed_search(problem, upto(most, pipeline_parallel_size=2), method=Method.EXACT)
     assert found.best is not None
     assert found.best.step_time_seconds <= least * (1 + WORTH)
     assert found.summary.bound_seconds is not None
-    assert found.summary.bound_seconds <= least * (1 + 1e-9)
+    assert least * 0.75 <= found.summary.bound_seconds <= least * (1 + 1e-9)
 
 
 def test_no_share_of_the_batch_is_faster(make_pools: Make) -> None:
     problem = make_pools(h100=2, a100=2, batch=12)
     least = fastest(problem, replicated(problem))
-    found = mixed_search(problem, ONE_A_RANK, method=Method.EXACT)
+    found = mixed_search(problem, upto(2), method=Method.EXACT)
     assert found.best is not None
     assert found.best.step_time_seconds <= least * (1 + WORTH)
     assert found.summary.bound_seconds is not None
@@ -184,7 +192,8 @@ def test_using_unlike_gpus_is_worth_more_than_the_faster_ones_alone_or_all_as_th
 
 
 def test_the_genetic_search_is_never_better_than_looking_at_all_and_reproduces(make_pools: Make) -> None:
-    problem, few = make_pools(h100=2, a100=2, batch=16), Constraints(fixed={"zero_stage": 1}, maximum={"virtual_pipeline_stages": 2})
+    problem = make_pools(h100=2, a100=2, batch=16)
+    few = Constraints(fixed={"zero_stage": 1, "context_parallel_size": 1}, maximum={"virtual_pipeline_stages": 2, "micro_batch_size": 4})
     exact = mixed_search(problem, few, method=Method.EXACT)
     state = random.getstate()
     runs = [mixed_search(problem, few, method=Method.GENETIC, seed=seed) for seed in (1, 1, 2)]
