@@ -50,10 +50,14 @@ class LayerFloor:
     """States of the embedding."""
     last_bytes: Floats
     """States and logits of the head."""
+    running_bytes: Floats
+    """What a layer holds beside what it keeps while it runs backward."""
+    last_running_bytes: Floats
+    """The same beside the logits, at another moment than theirs."""
     working_bytes: Floats
     """The set of the layer that recomputation unfolds."""
     last_working_bytes: Floats
-    """The same beside the logits."""
+    """What it adds to the last rank's peak."""
     num_microbatches: Floats
     capacity_bytes: Floats
 
@@ -88,6 +92,8 @@ def _floor(inputs: Inputs, rows: StrategyColumns, costs: LayerCosts, *, selectiv
     lost = 1 + framework.fragmentation
     kept = np.minimum(held.kept, held.selective) if selective else held.kept
     lightest = np.minimum(costs.dense_activations.kept, costs.moe_activations.kept)
+    running = np.minimum(costs.dense_activations.working, costs.moe_activations.working)
+    beside_logits = np.maximum(running - costs.logits, 0)
     heads = 1 + model.mtp_layers
     fixed = memory.rotary_tables(inputs, costs.shard) + memory.gathered_bytes(inputs, rows, costs.local)
     found = {
@@ -104,8 +110,10 @@ def _floor(inputs: Inputs, rows: StrategyColumns, costs: LayerCosts, *, selectiv
         "fixed_bytes": framework.memory_reserve_bytes + lost * fixed,
         "first_bytes": lost * _states(inputs, rows, costs, costs.local.embedding),
         "last_bytes": lost * (_states(inputs, rows, costs, costs.local.head) + costs.logits),
+        "running_bytes": lost * running,
+        "last_running_bytes": lost * beside_logits,
         "working_bytes": lost * lightest,
-        "last_working_bytes": lost * np.maximum(lightest - costs.logits, 0),
+        "last_working_bytes": lost * (np.maximum(running + lightest - costs.logits, 0) - beside_logits),
         "num_microbatches": costs.shard.num_microbatches,
         "capacity_bytes": inputs.memory_bytes,
     }

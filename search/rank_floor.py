@@ -171,6 +171,7 @@ class RankFloor:
         held = pipes.in_flight / chunks[pipes.row]
         kept, checkpoint = column("kept_bytes"), column("checkpoint_bytes")
         taken = column("fixed_bytes") + first * column("first_bytes") + last * column("last_bytes")
+        taken = taken + np.where(last, column("last_running_bytes"), column("running_bytes"))
         return cls(
             base_seconds=first * column("first_seconds") + last * column("last_seconds"),
             seconds=column("seconds"),

@@ -259,7 +259,7 @@ class _Placer:
         if choices.full and self._space.problem.framework.recompute_by_stage:
             return [None]
         held = -(-budget.num_layers // budget.num_ranks)
-        return [*([0] if choices.none else []), *choices.of_rank(held, budget.num_stages // budget.num_holders)]
+        return [*([0] if choices.none else []), *choices.of_rank(held, shell.strategy.virtual_pipeline_stages)]
 
 
 def _is_single(budget: StageBudget) -> bool:
