@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autopar.api import compare, estimate, explain, pareto, plan, read_plan, size, whatif, write_plan
+    from autopar.frames import frame
     from autopar.interchange import diagnose, export, import_plan
     from autopar.training import parallelize
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "__version__", "compare", "diagnose", "estimate", "explain", "export", "import_plan", "parallelize", "pareto", "plan", "read_plan",
-    "size", "whatif", "write_plan",
+    "__version__", "compare", "diagnose", "estimate", "explain", "export", "frame", "import_plan", "parallelize", "pareto", "plan",
+    "read_plan", "size", "whatif", "write_plan",
 ]  # fmt: skip
 
 _HOMES = {
+    "frame": "autopar.frames",
     "parallelize": "autopar.training",
     **dict.fromkeys(("diagnose", "export", "import_plan"), "autopar.interchange"),
 }

@@ -31,10 +31,9 @@ from autopar.question import (
 from autopar.request import build_problem, gather, problem_of
 
 if TYPE_CHECKING:
-    from autopar.comparison import Candidate, Comparison
+    from autopar.comparison import Comparison
     from autopar.costmodel.spec.estimate import Estimate
     from autopar.costmodel.spec.model import ModelSpec
-    from autopar.costmodel.spec.plan import SearchSummary
     from autopar.explanation import Explanation
     from autopar.frontier import ParetoFront
     from autopar.io.pools import PoolFile
@@ -149,7 +148,7 @@ def plan(
     most = max(top, LOOKED_AT) * len(asked.problem.framework.rank_orders)  # of each strategy one order is told
     result = searched(asked, effort, top=most)
     if result.best is None:
-        refuse_unfinished(effort, interrupted=was_interrupted(result.summary))
+        refuse_unfinished(effort, interrupted=result.summary.interrupted)
         raise nothing_fits(asked.problem, asked.constraints, result, asked.texts)
     asked, result = replaced(asked, result, effort, top=most)
     kept, passed_over = that_run(asked.problem, result.ranked)
@@ -297,7 +296,8 @@ def estimate(
 
     >>> autopar.estimate("gpt-175b", gpus=256, gpu="a100-sxm4-80gb", strategy={"tp": 8, "pp": 4}).mfu
     """
-    from autopar.no_plan import NoPlan
+    from autopar.costmodel.estimate import estimate as cost
+    from autopar.no_plan import NoPlan, refusal_text
 
     if isinstance(model, Plan) and model.mixed is not None and strategy is None:
         from autopar.mixed_problem import estimate_of
@@ -308,7 +308,7 @@ def estimate(
     if refused:
         message = refusal_text(chosen, refused)
         raise NoPlanError(message, NoPlan(reasons=tuple(message.splitlines()), faults=refused, strategy=chosen))
-    return _estimate(problem, chosen)
+    return cost(problem, chosen)
 
 
 def explain(
@@ -349,90 +349,14 @@ def compare(
 
     >>> autopar.compare(["a.json", "b.json"], price_per_gpu_hour=2.5, tokens=15e12).plans[1].slower_than_first
     """
+    from autopar.candidates import candidates
     from autopar.comparison import Prices
     from autopar.comparison import compare as side_by_side
 
-    faults: list[Fault] = []
-    plans = list(plans)
-    names = [Path(each).name for each in plans if isinstance(each, str | Path)]
-    short = len(set(names)) == len(names)  # files are told by their names alone where those differ
-    asked = [one for each in plans if (one := gather(faults, lambda given=each: _named_plan(given, short))) is not None]  # type: ignore[misc]
-    raise_if(faults)
+    asked = candidates(plans)
     given = () if price_per_gpu_hour is None else price_per_gpu_hour
     per_hour = (float(given),) if isinstance(given, int | float) else tuple(given)
-    return side_by_side(_candidates(asked), Prices(per_gpu_hour=per_hour, tokens=tokens))
-
-
-def _named_plan(given: str | Path | Plan | tuple[Problem, Strategy], short: bool) -> tuple[str, Problem, Strategy, Plan | None]:
-    """Name, problem and strategy of one of the plans to compare, and the plan that they come from.
-
-    Raises:
-        InvalidInputError: a file that is no plan.
-    """
-    if isinstance(given, tuple):
-        return given[1].describe(), given[0], given[1], None
-    if isinstance(given, Plan):
-        return given.strategy.describe(), _question_of(given), given.strategy, given
-    plan = read_plan(given)
-    return Path(given).name if short else str(given), _question_of(plan), plan.strategy, plan
-
-
-def _question_of(plan: Plan) -> Problem:
-    """The question of ``plan``; of a mixed cluster as tables name it."""
-    if plan.mixed is None:
-        return problem_of(plan)
-    from autopar.mixed_problem import told_as_one
-
-    return told_as_one(plan)
-
-
-def _candidates(asked: Iterable[tuple[str, Problem, Strategy, Plan | None]]) -> tuple[Candidate, ...]:
-    """Each plan with its estimate by this release.
-
-    Raises:
-        NoPlanError: naming every plan whose strategy a rule refuses.
-    """
-    from autopar.comparison import Candidate
-    from autopar.no_plan import NoPlan
-
-    found: list[Candidate] = []
-    refused: list[Fault] = []
-    messages: list[str] = []
-    for name, problem, strategy, plan in asked:
-        broken, evaluated, pools = _judged(problem, strategy, plan)
-        if evaluated is None:
-            refused += broken
-            messages.append(f"{name}: {refusal_text(strategy, broken)}")
-            continue
-        found.append(
-            Candidate(
-                name=name,
-                problem=problem,
-                strategy=strategy,
-                estimate=evaluated,
-                pools=pools,
-                stored_step_time_seconds=plan.estimate.step_time_seconds if plan else None,
-                autopar_version=plan.autopar_version if plan else "",
-            )
-        )
-    if refused:
-        message = "\n".join(messages)
-        raise NoPlanError(message, NoPlan(reasons=tuple(message.splitlines()), faults=tuple(refused)))
-    return tuple(found)
-
-
-def _judged(problem: Problem, strategy: Strategy, plan: Plan | None) -> tuple[tuple[Fault, ...], Estimate | None, str]:
-    """The rules that refuse a strategy, else its estimate, and on which pools it is."""
-    if plan is None or plan.mixed is None:
-        broken = faults(problem, strategy)
-        return broken, None if broken else _estimate(problem, strategy), ""
-    from autopar.costmodel.mixed_estimate import mixed_estimate
-    from autopar.mixed_problem import mixed_of
-    from autopar.search.mixed_rules import mixed_faults
-
-    asked, mixed = mixed_of(plan)
-    broken = mixed_faults(asked, mixed)
-    return broken, None if broken else mixed_estimate(asked, mixed), " + ".join(lane.describe() for lane in mixed.lanes)
+    return side_by_side(asked, Prices(per_gpu_hour=per_hour, tokens=tokens))
 
 
 def whatif(
@@ -470,7 +394,7 @@ def whatif(
 
 
 def _refuse_unless_it_runs(problem: Problem, strategy: Strategy) -> None:
-    from autopar.no_plan import NoPlan
+    from autopar.no_plan import NoPlan, refusal_text
     from autopar.search.feasibility import memory_fault
 
     now = estimate(problem, strategy=strategy)
@@ -502,10 +426,10 @@ def resolve(
     if isinstance(strategy, Strategy):
         return (
             problem,
-            make_strategy({name: getattr(strategy, name) for name in strategy.__slots__}, world_size=_size(problem)),
+            make_strategy({name: getattr(strategy, name) for name in strategy.__slots__}, world_size=problem.cluster.num_gpus),
             assumptions,
         )
-    return problem, make_strategy(strategy or {}, world_size=_size(problem), framework=problem.framework), assumptions
+    return problem, make_strategy(strategy or {}, world_size=problem.cluster.num_gpus, framework=problem.framework), assumptions
 
 
 def faults(problem: Problem, strategy: Strategy) -> tuple[Fault, ...]:
@@ -513,23 +437,3 @@ def faults(problem: Problem, strategy: Strategy) -> tuple[Fault, ...]:
     from autopar.search.feasibility import faults as broken_rules
 
     return broken_rules(problem, strategy)
-
-
-def was_interrupted(search: SearchSummary) -> bool:
-    """Whether the search was cut short, so that its best is the best of what it saw."""
-    return search.interrupted
-
-
-def refusal_text(strategy: Strategy, refused: Iterable[Fault]) -> str:
-    """One message for a strategy that rules refuse."""
-    return "\n".join([f"this strategy is refused: {strategy.describe()}", *(f"  {fault}" for fault in refused)])
-
-
-def _size(problem: Problem) -> int:
-    return problem.cluster.num_gpus
-
-
-def _estimate(problem: Problem, strategy: Strategy) -> Estimate:
-    from autopar.costmodel.estimate import estimate as cost
-
-    return cost(problem, strategy)

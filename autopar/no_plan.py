@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autopar.costmodel.spec.errors import Fault
@@ -45,3 +46,8 @@ class NoPlan:
     """Changes of the constraints or the batch after which there is a plan, each with that plan."""
     fits: bool = False
     schema_version: str = NO_PLAN_SCHEMA_VERSION
+
+
+def refusal_text(strategy: Strategy, refused: Iterable[Fault]) -> str:
+    """One message for a strategy that rules refuse."""
+    return "\n".join([f"this strategy is refused: {strategy.describe()}", *(f"  {fault}" for fault in refused)])

@@ -148,10 +148,11 @@ def _unreadable(path: Path, required: str) -> Fault:
 def _table_fault(columns: Sequence[str]) -> str:
     """Why no row of a table with these columns can be scored; "" where one may."""
     missing = [name for name in REQUIRED_COLUMNS if name not in columns]
+    lacking = [f"no column {', '.join(missing)}"] if missing else []
     if not any(name in columns for name in MEASUREMENTS):
-        missing.append(f"one of {', '.join(MEASUREMENTS)}")
-    if missing:
-        return f"the table has no column {', '.join(missing)}"
+        lacking.append(f"none of the columns {', '.join(MEASUREMENTS)}")
+    if lacking:
+        return f"the table has {' and '.join(lacking)}"
     twice = sorted({name for name in columns if name in _NAMES and columns.count(name) > 1})
     return f"the table has two columns {', '.join(twice)}" if twice else ""
 

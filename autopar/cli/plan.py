@@ -221,13 +221,12 @@ def _has_pools(cluster: str | None) -> bool:
 
 def _end(ctx: click.Context, found: Plan, output: str | None) -> None:
     """What is said after a plan: where it was written, and whether it is what was found before an interrupt."""
-    from autopar.api import was_interrupted
 
     from .output import note
 
     if output is not None:
         note(f"wrote {output}")
-    if was_interrupted(found.search):
+    if found.search.interrupted:
         note("interrupted: this is the best of the strategies seen so far")
         ctx.exit(EXIT_INTERRUPTED)
 

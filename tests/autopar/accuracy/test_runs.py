@@ -103,4 +103,7 @@ def test_an_empty_file_is_no_table(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(InvalidInputError, match="a table of runs is needed: the table has no column device"):
         read_runs(path)
+    path.write_text("run_id,device,num_gpus\n")
+    with pytest.raises(InvalidInputError, match="none of the columns step_time_seconds, tokens_per_second_per_gpu"):
+        read_runs(path)
     assert Run(run_id="x").step_time_seconds is None
