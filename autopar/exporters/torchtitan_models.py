@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -15,6 +16,18 @@ class TitanModel:
     multi_token: bool = False
     """``model_registry`` takes ``num_mtp_layers``."""
 
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """Rotary base and norm epsilon that the flavor has."""
+        base, epsilon = _NUMBERS[self.module]
+        return {"rotary_base": base, "norm_epsilon": epsilon}
+
+
+_NUMBERS = {
+    "llama3": (500_000.0, 1e-5), "deepseek_v3": (10_000.0, 1e-5), "qwen3": (1_000_000.0, 1e-6), "gpt_oss": (150_000.0, 1e-5),
+    "kimi_k2_7": (50_000.0, 1e-5),
+}  # fmt: skip
+"""By module: all flavors below of one have the same."""
 
 TITAN_MODELS: dict[str, TitanModel] = {
     name: TitanModel(module=module, flavor=flavor, base=base, multi_token=module == "deepseek_v3")
