@@ -44,9 +44,12 @@ def scaling_note(model: ModelSpec, how: str) -> Iterator[str]:
         yield f"The published model's scaling of rotary positions ({model.rotary_scaling}) is left to you: {how}."
 
 
-def other_notes(framework: str, model: ModelSpec, own: Mapping[str, float]) -> Iterator[str]:
-    """One note for each number that the framework's own definition of the model has otherwise."""
+def other_notes(framework: str, model: ModelSpec, own: Mapping[str, float], scaling: str) -> Iterator[str]:
+    """One note for each number, and for the scaling, that the framework's own definition of the model has otherwise."""
     for field in numbers_of(model):
         planned, theirs = getattr(model, field), own.get(field, 0.0)
         if planned and theirs and planned != theirs:
             yield f"{framework} has {NUMBERS[field]} {whole(theirs)} for this model, the plan {whole(planned)}: change it there."
+    if model.rotary_scaling and model.rotary_scaling != scaling:
+        own_scaling = scaling or "by nothing"
+        yield f"{framework} scales rotary positions {own_scaling} for this model, the plan {model.rotary_scaling}: change it there."

@@ -59,7 +59,7 @@ class Torchtitan:
             f"Tokenizer, dataset, learning rate and checkpoints are those of {known.base}, which it starts from: set yours.",
             "Seen as later releases name them: local_batch_size x seq_len is num_tokens_per_microbatch_per_dp_rank x num_pp_microbatches.",
             *(rule.fault.required for rule in bubble),
-            *other_notes("torchtitan", question.model, known.numbers),
+            *other_notes("torchtitan", question.model, known.numbers, known.rotary_scaling),
         )
 
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:

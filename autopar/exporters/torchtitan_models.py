@@ -19,15 +19,20 @@ class TitanModel:
     @property
     def numbers(self) -> Mapping[str, float]:
         """Rotary base and norm epsilon that the flavor has."""
-        base, epsilon = _NUMBERS[self.module]
+        base, epsilon, _ = _NUMBERS.get(self.flavor) or _NUMBERS[self.module]
         return {"rotary_base": base, "norm_epsilon": epsilon}
+
+    @property
+    def rotary_scaling(self) -> str:
+        """How the flavor stretches its rotary positions, as a model says it."""
+        return (_NUMBERS.get(self.flavor) or _NUMBERS[self.module])[2]
 
 
 _NUMBERS = {
-    "llama3": (500_000.0, 1e-5), "deepseek_v3": (10_000.0, 1e-5), "qwen3": (1_000_000.0, 1e-6), "gpt_oss": (150_000.0, 1e-5),
-    "kimi_k2_7": (50_000.0, 1e-5),
+    "llama3": (500_000.0, 1e-5, "llama3 x8"), "deepseek_v3": (10_000.0, 1e-5, "yarn x40"), "qwen3": (1_000_000.0, 1e-6, ""),
+    "235B-A22B": (5_000_000.0, 1e-6, ""), "gpt_oss": (150_000.0, 1e-5, "yarn x32"), "kimi_k2_7": (50_000.0, 1e-5, ""),
 }  # fmt: skip
-"""By module: all flavors below of one have the same."""
+"""Of a flavor, or of all other flavors below of a module: rotary base, norm epsilon, scaling."""
 
 TITAN_MODELS: dict[str, TitanModel] = {
     name: TitanModel(module=module, flavor=flavor, base=base, multi_token=module == "deepseek_v3")
