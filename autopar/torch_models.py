@@ -175,6 +175,8 @@ def _sizes(spec: ModelSpec, sequence_length: int) -> dict[str, Any]:
         "max_position_embeddings": max(spec.max_position_embeddings, sequence_length),
         "tie_word_embeddings": spec.tied_embeddings,
         "use_cache": False,
+        **({"rope_theta": spec.rotary_base} if spec.rotary_base else {}),
+        **({"rms_norm_eps": spec.norm_epsilon} if spec.norm_epsilon else {}),
     }
 
 

@@ -77,6 +77,8 @@ MODEL_KEYS: tuple[Key, ...] = tuple(
     )
 )  # fmt: skip
 """Shapes, for models that have no recipe of their own. ``disable-bias-linear`` and untying are said the other way round."""
+NUMBER_KEYS: tuple[Key, ...] = (_key("rotary-base", "model.rotary_base"), _key("norm-epsilon", "model.layernorm_epsilon"))
+"""Written wherever the plan's model says them, also over a recipe's own."""
 REVERSED = {
     "disable-bias-linear": "model.add_bias_linear",
     "untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights",
@@ -115,6 +117,7 @@ def bridge_settings(flags: Settings, *, precision: str, with_model: bool) -> dic
         value: Bridged = flags.get(key.flag, key.absent)
         value = value[0] if key.flag == "cp-comm-type" and isinstance(value, tuple) else value
         written |= dict.fromkeys(key.keys, value)
+    written |= {key: flags[entry.flag] for entry in NUMBER_KEYS for key in entry.keys if entry.flag in flags}
     if with_model:
         written |= {key: flags.get(flag) is not True for flag, key in REVERSED.items()}
     if flags.get("num-experts") is None:
@@ -126,7 +129,9 @@ def bridge_settings(flags: Settings, *, precision: str, with_model: bool) -> dic
 def megatron_flags(keys: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
     """Megatron's flags for Bridge's ``keys``, and the keys that have none."""
     names = (
-        {key: entry.flag for entry in (*KEYS, *MODEL_KEYS) for key in entry.keys} | OTHERS | {key: flag for flag, key in OVERLAP.items()}
+        {key: entry.flag for entry in (*KEYS, *MODEL_KEYS, *NUMBER_KEYS) for key in entry.keys}
+        | OTHERS
+        | {key: flag for flag, key in OVERLAP.items()}
     )
     flags: dict[str, object] = {}
     left: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autopar.catalog.frameworks import framework
@@ -14,7 +15,9 @@ from .bridge_rules import BRIDGE_RULES, PIPELINE_DTYPE
 from .bridge_settings import PRECISIONS, bridge_settings
 from .exporter import ExportedFile
 from .megatron_lm import NATIVE, RULES, environment, plan_faults
+from .megatron_model import USUAL
 from .megatron_settings import settings_of
+from .model_numbers import scaling_note, unsaid_notes
 from .rule import BrokenRule, Configuration, broken, inexpressible
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from .question import Question
 
 MODULE, FUNCTION = "autopar_bridge", "autopar_plan"
+_NUMBER_KEYS = {"rotary_base": "config.model.rotary_base", "norm_epsilon": "config.model.layernorm_epsilon"}
 DTYPES = {"fp16": "torch.float16", "fp32": "torch.float32"}
 
 
@@ -54,8 +58,12 @@ class MegatronBridge:
         """What is left to the person."""
         _, function = RECIPES.get(question.model.name, VANILLA)
         own = f"Data, tokenizer, optimizer and checkpoints are those of the recipe {function}: set yours."
-        shapes = () if question.model.name in RECIPES else ("Shapes are set on a plain GPT: check its activation function.",)
-        return (own, *shapes)
+        if question.model.name in RECIPES:
+            return (own,)
+        shapes = "Shapes are set on a plain GPT: check its activation function."
+        keys = {field: replace(USUAL[field], name=key) for field, key in _NUMBER_KEYS.items()}
+        unsaid = unsaid_notes("Megatron-Bridge", question.model, keys)
+        return (own, shapes, *unsaid, *scaling_note(question.model, "set it on config.model"))
 
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
         """The configuration's module, and the script."""

@@ -11,7 +11,7 @@ from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute
 
 from . import launch
 from .exporter import ExportedFile
-from .megatron_model import MODEL_SETTINGS, model_faults
+from .megatron_model import MODEL_SETTINGS, model_faults, model_notes
 from .megatron_rules_pipeline import PIPELINE_RULES
 from .megatron_rules_ranks import RANK_RULES
 from .megatron_rules_states import STATE_RULES
@@ -71,7 +71,7 @@ class MegatronLM:
             notes.append("--tp-comm-overlap is left off, since it needs Transformer Engine's user buffers: try it where they work.")
         if question.strategy.zero_stage > 1 and max(question.strategy.tensor_parallel_size, question.strategy.context_parallel_size) > 1:
             notes.append("FSDP and tensor or context parallelism want different CUDA_DEVICE_MAX_CONNECTIONS: it is unset, as FSDP needs.")
-        return tuple(notes)
+        return (*notes, *model_notes(question.model))
 
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
         """The script."""

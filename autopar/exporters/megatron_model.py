@@ -9,7 +9,8 @@ from itertools import groupby, pairwise
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
 from autopar.costmodel.spec.model import LatentAttention, MixtureOfExperts, ModelSpec, Norm, PositionEmbedding
 
-from .settings import Kind, Setting, Settings, Value, integer, is_on, text
+from .model_numbers import Usual, scaling_note, unsaid_notes, whole
+from .settings import Kind, Setting, Settings, Value, integer, is_on, number, text
 
 MODEL_SETTINGS: tuple[Setting, ...] = (
     Setting(name="num-layers", field="model.num_layers", always=True),
@@ -39,6 +40,7 @@ MODEL_SETTINGS: tuple[Setting, ...] = (
             "normalization", "position-embedding-type", "softmax-type", "window-size", "moe-layer-freq", "moe-router-score-function",
         )
     ),
+    *(Setting(name=name, kind=Kind.NUMBER) for name in ("rotary-base", "norm-epsilon")),
 )  # fmt: skip
 
 _POSITIONS = {
@@ -47,6 +49,7 @@ _POSITIONS = {
     PositionEmbedding.NONE: "none",
 }
 _NORMS = {Norm.LAYER_NORM: "LayerNorm", Norm.RMS_NORM: "RMSNorm"}
+USUAL = {"rotary_base": Usual(name="--rotary-base", value=10_000.0), "norm_epsilon": Usual(name="--norm-epsilon", value=1e-5)}
 
 
 def model_faults(model: ModelSpec) -> Iterator[Fault]:
@@ -63,11 +66,24 @@ def model_faults(model: ModelSpec) -> Iterator[Fault]:
         ("qk_norm_per_head", model.qk_norm and not model.qk_norm_per_head, "normalises queries and keys head by head"),
         ("attention_output_bias", _biases(model) is None, "has biases on all linear layers, on queries, keys and values alone, or none"),
         ("num_sliding_layers", _skip_frequency(model) is None, "has full attention in every n-th layer"),
+        ("rotary_base", not float(model.rotary_base).is_integer(), "takes a whole number"),
     )
     for field, is_absent, what in absent:
         if is_absent:
             given = getattr(model, field)
             yield Fault(field=f"model.{field}", given=str(getattr(given, "value", given)), required=f"Megatron's GPT {what}")
+
+
+def model_notes(model: ModelSpec) -> tuple[str, ...]:
+    """What of ``model`` is not said by the plan, or not written."""
+    kind, _, factor = model.rotary_scaling.partition(" x")
+    factor = factor or "N"
+    flags = {"llama3": f"--use-rope-scaling --rope-scaling-factor {factor} adds it"}
+    if model.latent_attention is not None:
+        flags["yarn"] = f"--rotary-scaling-factor {factor} adds it, with --mscale and --mscale-all-dim of its configuration"
+    elif model.position_embedding is PositionEmbedding.ROTARY:
+        flags["yarn"] = f"--position-embedding-type yarn --rotary-scaling-factor {factor} adds it"
+    return (*unsaid_notes("Megatron", model, USUAL), *scaling_note(model, flags.get(kind, "no flag has it")))
 
 
 def model_settings(model: ModelSpec, sequence_length: int) -> dict[str, Value]:
@@ -86,6 +102,8 @@ def model_settings(model: ModelSpec, sequence_length: int) -> dict[str, Value]:
         "qk-layernorm": model.qk_norm or model.latent_attention is not None,
         "mtp-num-layers": model.mtp_layers,
         "make-vocab-size-divisible-by": 128,
+        "rotary-base": whole(model.rotary_base) if model.position_embedding is PositionEmbedding.ROTARY else 0,
+        "norm-epsilon": model.norm_epsilon,
     }
     if model.num_key_value_heads != model.num_attention_heads and model.latent_attention is None:
         settings |= {"group-query-attention": True, "num-query-groups": model.num_key_value_heads}
@@ -179,6 +197,8 @@ def model_from_settings(settings: Settings) -> ModelSpec:
         latent_attention=_latent(settings) if mla else None,
         moe=moe,
         mtp_layers=integer(settings, "mtp-num-layers", 0),
+        rotary_base=number(settings, "rotary-base") if position is PositionEmbedding.ROTARY else 0.0,
+        norm_epsilon=number(settings, "norm-epsilon"),
         source="imported from a Megatron-LM command",
     )
 

@@ -12,8 +12,9 @@ from autopar.costmodel.spec.strategy import ContextParallelKind, Recompute, spli
 
 from . import launch
 from .exporter import ExportedFile
+from .model_numbers import scaling_note, unsaid_notes
 from .nanotron_rules import RULES
-from .nanotron_settings import CONTEXT, ENGINES, PRECISIONS, RECOMPUTE, settings_of
+from .nanotron_settings import CONTEXT, ENGINES, PRECISIONS, RECOMPUTE, ROTARY_BASE, USUAL, settings_of
 from .nested import yaml_text
 from .question import one_rank_order
 from .rule import BrokenRule, Configuration, broken, inexpressible
@@ -60,9 +61,11 @@ class Nanotron:
     def notes(self, question: Question) -> tuple[str, ...]:
         """What is left to the person, and where a newer release is needed."""
         settings = settings_of(question)
-        newer = [name for name in (CONTEXT, RECOMPUTE) if name in settings]
+        newer = [name for name in (CONTEXT, RECOMPUTE, ROTARY_BASE) if name in settings]
         notes = ["Tokenizer, data, learning rate and checkpoints are placeholders: set yours."]
-        return (*notes, *(f"{name} is of nanotron's {MAIN}: release 0.4 does not have it." for name in newer))
+        notes += [f"{name} is of nanotron's {MAIN}: release 0.4 does not have it." for name in newer]
+        unsaid = unsaid_notes("nanotron", question.model, USUAL)
+        return (*notes, *unsaid, *scaling_note(question.model, "nanotron's Llama has none"))
 
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:
         """The YAML and the script."""

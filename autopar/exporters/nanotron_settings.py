@@ -5,8 +5,9 @@ from __future__ import annotations
 from autopar.costmodel.spec.model import ModelSpec, Norm, PositionEmbedding
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute
 
+from .model_numbers import Usual
 from .question import Question
-from .settings import Kind, Setting, Settings, Value, Vocabulary, integer, is_on, text
+from .settings import Kind, Setting, Settings, Value, Vocabulary, integer, is_on, number, text
 
 _MODEL = "model.model_config."
 TENSOR, PIPELINE, DATA, EXPERT = (f"parallelism.{name}" for name in ("tp", "pp", "dp", "expert_parallel_size"))
@@ -14,6 +15,8 @@ CONTEXT, RECOMPUTE = "parallelism.context_parallel_size", "parallelism.recompute
 ENGINE, MODE = "parallelism.pp_engine", "parallelism.tp_mode"
 MICRO, STEPS, LENGTH = "tokens.micro_batch_size", "tokens.batch_accumulation_per_replica", "tokens.sequence_length"
 STAGE, FP32_GRADIENTS, DTYPE = "optimizer.zero_stage", "optimizer.accumulate_grad_in_fp32", "model.dtype"
+ROTARY_BASE, EPSILON = f"{_MODEL}rope_theta", f"{_MODEL}rms_norm_eps"
+USUAL = {"rotary_base": Usual(name=ROTARY_BASE, value=10_000.0), "norm_epsilon": Usual(name=EPSILON, value=1e-6)}
 LAYERS, HEADS, GROUPS = f"{_MODEL}num_hidden_layers", f"{_MODEL}num_attention_heads", f"{_MODEL}num_key_value_heads"
 
 VOCABULARY = Vocabulary(
@@ -40,6 +43,7 @@ VOCABULARY = Vocabulary(
                          "parallelism.tp_recompute_allgather", f"{_MODEL}is_qwen2_config", f"{_MODEL}is_starcoder2_config")
         ),
         *(Setting(name=name, kind=Kind.TEXT) for name in (ENGINE, MODE, DTYPE)),
+        *(Setting(name=name, kind=Kind.NUMBER) for name in (ROTARY_BASE, EPSILON)),
     ),
 )  # fmt: skip
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -64,7 +68,9 @@ def settings_of(question: Question) -> dict[str, Value]:
     }
     if strategy.recompute is Recompute.FULL:
         written[RECOMPUTE] = True
-    return written
+    if model.rotary_base not in (0.0, USUAL["rotary_base"].value):
+        written[ROTARY_BASE] = float(model.rotary_base)
+    return written | ({EPSILON: model.norm_epsilon} if model.norm_epsilon else {})
 
 
 def strategy_fields(settings: Settings) -> dict[str, Value]:
@@ -101,5 +107,7 @@ def model_of(settings: Settings) -> ModelSpec | None:
         norm=Norm.RMS_NORM,
         position_embedding=PositionEmbedding.ROTARY,
         tied_embeddings=is_on(settings, f"{_MODEL}tie_word_embeddings"),
+        rotary_base=number(settings, ROTARY_BASE),
+        norm_epsilon=number(settings, EPSILON),
         source="imported from a nanotron configuration",
     )

@@ -158,6 +158,12 @@ def integer(settings: Settings, name: str, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
+def number(settings: Settings, name: str) -> float:
+    """The number under ``name``; 0 where it is absent or something else."""
+    value = settings.get(name, 0.0)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
 def text(settings: Settings, name: str, default: str = "") -> str:
     """The word under ``name``; ``default`` where it is absent."""
     value = settings.get(name, default)

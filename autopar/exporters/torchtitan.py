@@ -12,6 +12,7 @@ from autopar.costmodel.spec.strategy import ContextParallelKind, Recompute
 from . import launch
 from . import torchtitan_settings as titan
 from .exporter import ExportedFile
+from .model_numbers import other_notes
 from .question import one_rank_order
 from .rule import BrokenRule, Configuration, Enforcement, broken, inexpressible
 from .settings import Settings, Value
@@ -58,6 +59,7 @@ class Torchtitan:
             f"Tokenizer, dataset, learning rate and checkpoints are those of {known.base}, which it starts from: set yours.",
             "Seen as later releases name them: local_batch_size x seq_len is num_tokens_per_microbatch_per_dp_rank x num_pp_microbatches.",
             *(rule.fault.required for rule in bubble),
+            *other_notes("torchtitan", question.model, known.numbers, known.rotary_scaling),
         )
 
     def files(self, question: Question, header: Sequence[str]) -> tuple[ExportedFile, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -15,6 +16,23 @@ class TitanModel:
     multi_token: bool = False
     """``model_registry`` takes ``num_mtp_layers``."""
 
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """Rotary base and norm epsilon that the flavor has."""
+        base, epsilon, _ = _NUMBERS.get(self.flavor) or _NUMBERS[self.module]
+        return {"rotary_base": base, "norm_epsilon": epsilon}
+
+    @property
+    def rotary_scaling(self) -> str:
+        """How the flavor stretches its rotary positions, as a model says it."""
+        return (_NUMBERS.get(self.flavor) or _NUMBERS[self.module])[2]
+
+
+_NUMBERS = {
+    "llama3": (500_000.0, 1e-5, "llama3 x8"), "deepseek_v3": (10_000.0, 1e-5, "yarn x40"), "qwen3": (1_000_000.0, 1e-6, ""),
+    "235B-A22B": (5_000_000.0, 1e-6, ""), "gpt_oss": (150_000.0, 1e-5, "yarn x32"), "kimi_k2_7": (50_000.0, 1e-5, ""),
+}  # fmt: skip
+"""Of a flavor, or of all other flavors below of a module: rotary base, norm epsilon, scaling."""
 
 TITAN_MODELS: dict[str, TitanModel] = {
     name: TitanModel(module=module, flavor=flavor, base=base, multi_token=module == "deepseek_v3")

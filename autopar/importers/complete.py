@@ -14,6 +14,7 @@ from autopar.costmodel.spec.errors import AutoparError, Fault, NoPlanError, rais
 from autopar.costmodel.spec.model import ModelSpec
 from autopar.costmodel.spec.plan import Plan, PlanInputs, SearchSummary
 from autopar.costmodel.spec.strategy import Strategy
+from autopar.exporters.model_numbers import NUMBERS, numbers_of, whole
 from autopar.exporters.question import canonical
 from autopar.exporters.rule import BrokenRule, Enforcement, broken, compute_capability
 from autopar.exporters.settings import Value
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from autopar.costmodel.spec.cluster import ClusterSpec
 
 METHOD = "imported"
-_SAME_MODEL = frozenset({"name", "source", "default_sequence_length", "default_global_batch_size", "max_position_embeddings"})
-"""Fields of a model that do not tell two apart: what it is called, and how long its sequences may be."""
+_SAME_MODEL = frozenset({
+    "name", "source", "default_sequence_length", "default_global_batch_size", "max_position_embeddings", "rotary_scaling", *NUMBERS,
+})  # fmt: skip
+"""Fields of a model that do not tell two apart: what it is called, how long its sequences may be, and what no estimate depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ def complete(found: Imported, given: Given) -> Plan:
     device = given.gpu or (None if given.cluster else found.device or None)
     notes: list[str] = []
     cluster = resolve_cluster(given.cluster, gpus, device, notes)
-    known = _model(found, given)
+    known, differing = as_configured(_model(found, given), found)
     broken_rules = _broken(found, given, cluster, known)
     raise_if([_named(rule) for rule in broken_rules if rule.enforcement in (Enforcement.HARD, Enforcement.RUNTIME)])
     problem, assumptions = _problem(found, given, cluster, known)
@@ -74,7 +77,7 @@ def complete(found: Imported, given: Given) -> Plan:
             framework=problem.framework.id,
             memory_reserve_bytes=problem.memory_reserve_bytes,
             constraints=(),
-            assumptions=(*notes, *assumptions, *_remarks(found, cluster, broken_rules)),
+            assumptions=(*notes, *assumptions, *differing, *_remarks(found, cluster, broken_rules)),
             calibration=problem.calibration,
             imported_from=found.name,
             kept_settings=found.kept,
@@ -130,7 +133,10 @@ def _model(found: Imported, given: Given) -> ModelSpec:
     if named:
         return resolve_model(named)
     assert found.model is not None, "asked for before"
-    return catalog_match(found.model)
+    numbers: dict[str, Any] = {
+        field: getattr(found.model, field) or found.usual_numbers.get(field, 0.0) for field in numbers_of(found.model)
+    }
+    return catalog_match(replace(found.model, **numbers))
 
 
 def _problem(found: Imported, given: Given, cluster: ClusterSpec, model: ModelSpec) -> tuple[Problem, tuple[str, ...]]:
@@ -208,10 +214,26 @@ def _word(values: Mapping[str, Value], name: str) -> str | None:
 
 
 def catalog_match(model: ModelSpec) -> ModelSpec:
-    """The model of the catalog that has the same shape, under its own name; else ``model``."""
+    """The model of the catalog that has the same shape, under its own name; of several the one with the same numbers; else ``model``."""
     compared = [f.name for f in fields(ModelSpec) if f.name not in _SAME_MODEL]
-    for name in model_names():
-        known = model_named(name)
-        if all(getattr(known, field) == getattr(model, field) for field in compared):
-            return known
-    return model
+    known = [model_named(name) for name in model_names()]
+    same = [each for each in known if all(getattr(each, field) == getattr(model, field) for field in compared)]
+    return max(same, key=lambda each: sum(getattr(each, field) == getattr(model, field) for field in NUMBERS), default=model)
+
+
+def as_configured(known: ModelSpec, found: Imported) -> tuple[ModelSpec, tuple[str, ...]]:
+    """``known`` with the numbers that the configuration trains it with, and a remark on each that is another than the published."""
+    changed: dict[str, Any] = {}
+    remarks: list[str] = []
+    for field in numbers_of(known):
+        published, said = getattr(known, field), getattr(found.model, field, 0.0)
+        trained = said or (found.usual_numbers.get(field, 0.0) if published else 0.0)
+        if trained and trained != published:
+            changed[field] = trained
+        if field in changed and published:
+            source = "says" if said else f"does not say it, and {found.name} takes"
+            remarks.append(
+                f"{NUMBERS[field]} of {known.name} is {whole(published)} as published; the configuration {source} {whole(trained)}, "
+                "which the plan keeps"
+            )
+    return replace(known, **changed) if changed else known, tuple(remarks)

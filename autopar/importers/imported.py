@@ -46,6 +46,8 @@ class Imported:
     """Settings of the framework that make no difference to an estimate, or whose difference is not modelled."""
     kept: tuple[str, ...] = ()
     """Both of them as they stood, to be written again by an export to the same framework."""
+    usual_numbers: Mapping[str, float] = field(default_factory=dict)
+    """What the framework takes for numbers of the model (``rotary_base``, ``norm_epsilon``) that the configuration leaves out."""
     unsaid: Mapping[str, str] = field(default_factory=dict)
     """Fields that the configuration leaves to somebody else, and what a person is to do about it."""
     shard_copies: int = 1

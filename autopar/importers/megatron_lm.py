@@ -11,7 +11,7 @@ from autopar.costmodel.spec.strategy import RecomputeModule
 from autopar.exporters import megatron_layout as layout
 from autopar.exporters.launch import flag_words
 from autopar.exporters.megatron_lm import RULES
-from autopar.exporters.megatron_model import model_from_settings
+from autopar.exporters.megatron_model import USUAL, model_from_settings
 from autopar.exporters.megatron_settings import VOCABULARY, strategy_fields
 from autopar.exporters.megatron_sizes import uses_fsdp
 from autopar.exporters.rule import Configuration
@@ -115,6 +115,7 @@ def imported(settings: Settings, launch: Launch) -> Imported:
         model=model,
         world_size=launch.world_size,
         gpus_per_node=launch.gpus_per_node,
+        usual_numbers={field: usual.value for field, usual in USUAL.items()},
         shard_copies=max(1, instances),
         remarks=tuple(remarks),
     )

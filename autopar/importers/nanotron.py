@@ -40,6 +40,7 @@ class Nanotron:
             configuration=Configuration(settings=settings, world_size=world, model=model),
             rules=RULES,
             model=model,
+            usual_numbers={field: usual.value for field, usual in nt.USUAL.items()},
             world_size=world if nt.DATA in settings else 0,
             unknown=tuple(unknown),
             ignored=tuple(ignored),

@@ -79,7 +79,7 @@ def _gemma3_text(fields: Fields, name: str) -> ModelSpec:
     """Published Gemma 3 files leave out every size equal to the reference implementation's default."""
     keys = replace(
         _GEMMA, default_layers=26, default_hidden=2304, default_heads=8, default_kv_heads=4, default_ffn=9216,
-        default_vocab=262208, default_positions=131072,
+        default_vocab=262208, default_positions=131072, default_rotary_base=1e6,
     )  # fmt: skip
     sizes = read_sizes(fields, keys)
     pattern = fields.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
@@ -95,14 +95,14 @@ def _gemma3(fields: Fields, name: str) -> ModelSpec:
 
 
 def _phi3(fields: Fields, name: str) -> ModelSpec:
-    sizes = read_sizes(fields, SizeKeys(head_dim=(), default_positions=4096))
+    sizes = read_sizes(fields, SizeKeys(head_dim=(), default_positions=4096, default_norm_epsilon=1e-5))
     window, layers = read_window(fields, sizes.num_layers, every_layer)
     fields.only("attention_bias", allowed=(False,), default=False, why="a Phi-3 with attention biases is not counted")
     return replace(sizes.model(name, gated_mlp=True), sliding_window=window, num_sliding_layers=layers)
 
 
 def _nemotron(fields: Fields, name: str) -> ModelSpec:
-    sizes = read_sizes(fields, SizeKeys(head_dim=("head_dim", "kv_channels"), default_positions=4096))
+    sizes = read_sizes(fields, SizeKeys(head_dim=("head_dim", "kv_channels"), default_positions=4096, default_norm_epsilon=1e-5))
     attention_bias = fields.flag("attention_bias", default=False)
     mlp_bias = fields.flag("mlp_bias", default=False)
     spec = replace(sizes.model(name, gated_mlp=False), norm=Norm.LAYER_NORM, mlp_bias=mlp_bias)

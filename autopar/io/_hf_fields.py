@@ -62,6 +62,14 @@ class Fields:
         """The integer under one of ``keys``, or None where it is absent or null."""
         return self.integer(*keys, minimum=minimum, maximum=maximum) if self._given(keys) else None
 
+    def number(self, *keys: str, default: float, maximum: float) -> float:
+        """The number above 0 under the first of ``keys`` that is present and not null."""
+        for key, value in self._given(keys).items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= maximum:
+                return float(value)
+            self._fault(key, shown(value), f"must be a number above 0, at most {maximum:g}")
+        return default
+
     def flag(self, key: str, *, default: bool) -> bool:
         """The boolean under ``key``."""
         value = self._given((key,)).get(key, default)

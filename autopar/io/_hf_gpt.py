@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autopar.costmodel.spec.model import ModelSpec, Norm, PositionEmbedding
+from autopar.costmodel.spec.model import MAX_ROTARY_BASE, ModelSpec, Norm, PositionEmbedding
 
 from ._hf_common import Family, SizeKeys, inert, read_sizes
 from ._hf_fields import Fields
+
+_NORM_EPSILON = 1e-5
 
 
 def _with_biases(spec: ModelSpec, *, attention: bool = True, mlp: bool = True) -> ModelSpec:
@@ -18,14 +20,14 @@ def _gpt2(fields: Fields, name: str) -> ModelSpec:
     keys = SizeKeys(
         layers=("n_layer", "num_hidden_layers"), hidden=("n_embd", "hidden_size"), heads=("n_head", "num_attention_heads"),
         kv_heads=(), head_dim=(), ffn=("n_inner",), positions=("n_positions", "max_position_embeddings"),
-        default_ffn_ratio=4, default_positions=1024, default_tied=True,
+        default_ffn_ratio=4, default_positions=1024, default_tied=True, default_norm_epsilon=_NORM_EPSILON,
     )  # fmt: skip
     sizes = read_sizes(fields, keys)
     return replace(_with_biases(sizes.model(name, gated_mlp=False)), position_embedding=PositionEmbedding.LEARNED)
 
 
 def _gpt_neox(fields: Fields, name: str) -> ModelSpec:
-    sizes = read_sizes(fields, SizeKeys(kv_heads=(), head_dim=()))
+    sizes = read_sizes(fields, SizeKeys(kv_heads=(), head_dim=(), default_norm_epsilon=_NORM_EPSILON))
     bias = fields.flag("attention_bias", default=True)
     parallel = fields.flag("use_parallel_residual", default=True)
     return replace(_with_biases(sizes.model(name, gated_mlp=False), attention=bias), parallel_residual=parallel)
@@ -35,6 +37,7 @@ def _bloom(fields: Fields, name: str) -> ModelSpec:
     keys = SizeKeys(
         layers=("n_layer", "num_hidden_layers"), hidden=("hidden_size", "n_embed"), heads=("n_head", "num_attention_heads"),
         kv_heads=(), head_dim=(), ffn=(), positions=("seq_length", "max_position_embeddings"), default_ffn_ratio=4, default_tied=True,
+        default_norm_epsilon=_NORM_EPSILON,
     )  # fmt: skip
     sizes = read_sizes(fields, keys)
     inner = 4 * sizes.hidden_size
@@ -45,7 +48,8 @@ def _bloom(fields: Fields, name: str) -> ModelSpec:
 
 def _opt(fields: Fields, name: str) -> ModelSpec:
     """Position tables have two rows more than positions; OPT-350m projects a narrower embedding and has no final norm."""
-    sizes = read_sizes(fields, SizeKeys(kv_heads=(), head_dim=(), ffn=("ffn_dim",), default_tied=True))
+    keys = SizeKeys(kv_heads=(), head_dim=(), ffn=("ffn_dim",), default_tied=True, default_norm_epsilon=_NORM_EPSILON)
+    sizes = read_sizes(fields, keys)
     embedding = fields.integer("word_embed_proj_dim", default=sizes.hidden_size)
     norm_first = fields.flag("do_layer_norm_before", default=True)
     no_final_norm = fields.flag("_remove_final_layer_norm", default=False)
@@ -66,7 +70,7 @@ def _mpt(fields: Fields, name: str) -> ModelSpec:
     """``no_bias`` holds for norms too; ALiBi or rotary positions replace the learned table."""
     keys = SizeKeys(
         layers=("n_layers",), hidden=("d_model",), heads=("n_heads",), kv_heads=(), head_dim=(), ffn=(),
-        positions=("max_seq_len",), default_tied=True,
+        positions=("max_seq_len",), default_tied=True, default_norm_epsilon=_NORM_EPSILON,
     )  # fmt: skip
     sizes = read_sizes(fields, keys)
     ratio = fields.integer("expansion_ratio", default=4)
@@ -78,11 +82,12 @@ def _mpt(fields: Fields, name: str) -> ModelSpec:
     attention.only("qk_ln", allowed=(False,), default=False, why="an MPT with query and key norms is not counted")
     alibi = attention.flag("alibi", default=True)
     rope = attention.flag("rope", default=False)
+    base = attention.number("rope_theta", default=sizes.rotary_base, maximum=MAX_ROTARY_BASE)
     attention.unknown(_MPT_ATTENTION_INERT)
     feed_forward = fields.nested("ffn_config", required=False)
     feed_forward.only("ffn_type", allowed=("mptmlp",), default="mptmlp", why="only the plain feed-forward is counted")
     feed_forward.unknown(inert("model_type fc_type"))
-    spec = replace(sizes, ffn_hidden_size=ratio * sizes.hidden_size).model(name, gated_mlp=False)
+    spec = replace(sizes, ffn_hidden_size=ratio * sizes.hidden_size, rotary_base=base).model(name, gated_mlp=False)
     spec = _with_biases(spec, attention=biased, mlp=biased)
     if alibi or rope or not learned:
         position = PositionEmbedding.ALIBI if alibi else PositionEmbedding.ROTARY if rope else PositionEmbedding.NONE
@@ -95,7 +100,7 @@ def _falcon(fields: Fields, name: str) -> ModelSpec:
     """One key-value head, or groups under ``new_decoder_architecture``; one norm or two before parallel branches."""
     keys = SizeKeys(
         layers=("num_hidden_layers", "n_layer"), heads=("num_attention_heads", "n_head"), kv_heads=("num_kv_heads", "n_head_kv"),
-        head_dim=(), ffn=("ffn_hidden_size",), default_ffn_ratio=4, default_tied=True,
+        head_dim=(), ffn=("ffn_hidden_size",), default_ffn_ratio=4, default_tied=True, default_norm_epsilon=_NORM_EPSILON,
     )  # fmt: skip
     sizes = read_sizes(fields, keys)
     grouped = fields.flag("new_decoder_architecture", default=False)
@@ -115,14 +120,14 @@ def _falcon(fields: Fields, name: str) -> ModelSpec:
 
 
 def _phi(fields: Fields, name: str) -> ModelSpec:
-    sizes = read_sizes(fields, SizeKeys(head_dim=()))
+    sizes = read_sizes(fields, SizeKeys(head_dim=(), default_norm_epsilon=_NORM_EPSILON))
     fields.only("qk_layernorm", allowed=(False,), default=False, why="a Phi with query and key norms is not counted")
     spec = _with_biases(sizes.model(name, gated_mlp=False))
     return replace(spec, norms_per_layer=1, parallel_residual=True, lm_head_bias=True)
 
 
 _MPT_ATTENTION_INERT = inert(
-    "model_type attn_pdrop attn_impl clip_qkv softmax_scale prefix_lm attn_uses_sequence_id alibi_bias_max rope_theta rope_impl"
+    "model_type attn_pdrop attn_impl clip_qkv softmax_scale prefix_lm attn_uses_sequence_id alibi_bias_max rope_impl"
 )
 
 GPT: dict[str, Family] = {
@@ -133,8 +138,7 @@ GPT: dict[str, Family] = {
     ),
     "gpt_neox": Family(
         read=_gpt_neox,
-        inert=inert("attention_probs_dropout_prob classifier_dropout hidden_dropout_prob partial_rotary_factor rotary_emb_base "
-                    "rotary_pct"),
+        inert=inert("attention_probs_dropout_prob classifier_dropout hidden_dropout_prob partial_rotary_factor rotary_pct"),
     ),
     "bloom": Family(
         read=_bloom,

@@ -14,7 +14,8 @@ _ROUTER = "router_aux_loss_coef router_jitter_noise norm_topk_prob"
 
 
 def _mixtral(fields: Fields, name: str) -> ModelSpec:
-    sizes = read_sizes(fields, SizeKeys(default_kv_heads=8, default_positions=4096 * 32))
+    keys = SizeKeys(default_kv_heads=8, default_positions=4096 * 32, default_rotary_base=1e6, default_norm_epsilon=1e-5)
+    sizes = read_sizes(fields, keys)
     experts = fields.integer("num_local_experts", "num_experts", default=8, maximum=MAX_EXPERTS)
     chosen = fields.integer("num_experts_per_tok", default=2, maximum=MAX_EXPERTS)
     window, layers = read_window(fields, sizes.num_layers, every_layer)
@@ -23,7 +24,7 @@ def _mixtral(fields: Fields, name: str) -> ModelSpec:
 
 
 def _grok(fields: Fields, name: str) -> ModelSpec:
-    sizes = read_sizes(fields, SizeKeys(default_tied=True, default_positions=8192))
+    sizes = read_sizes(fields, SizeKeys(default_tied=True, default_positions=8192, default_norm_epsilon=1e-5))
     experts = fields.integer("num_experts", "num_local_experts", maximum=MAX_EXPERTS)
     chosen = fields.integer("num_experts_per_tok", "num_selected_experts", maximum=MAX_EXPERTS)
     moe = MixtureOfExperts(num_experts=experts, experts_per_token=chosen, ffn_hidden_size=sizes.ffn_hidden_size)
@@ -105,7 +106,10 @@ def _deepseek_v3(fields: Fields, name: str) -> ModelSpec:
 
 
 def _gpt_oss(fields: Fields, name: str) -> ModelSpec:
-    sizes = read_sizes(fields, SizeKeys(default_kv_heads=8, default_head_dim=64, default_positions=131072))
+    keys = SizeKeys(
+        default_kv_heads=8, default_head_dim=64, default_positions=131072, default_rotary_base=150_000.0, default_norm_epsilon=1e-5,
+    )  # fmt: skip
+    sizes = read_sizes(fields, keys)
     window, layers = read_window(fields, sizes.num_layers, lambda index: index % 2 == 0, default=128)
     bias = fields.flag("attention_bias", default=True)
     moe = MixtureOfExperts(
@@ -124,7 +128,10 @@ def _llama4_text(fields: Fields, name: str) -> ModelSpec:
 
     Chunked attention counts as a sliding window of the chunk's length.
     """
-    sizes = read_sizes(fields, SizeKeys(default_kv_heads=8, default_head_dim=128, default_positions=131072))
+    keys = SizeKeys(
+        default_kv_heads=8, default_head_dim=128, default_positions=131072, default_rotary_base=500_000.0, default_norm_epsilon=1e-5,
+    )  # fmt: skip
+    sizes = read_sizes(fields, keys)
     dense = fields.integer("intermediate_size_mlp", default=16384)
     step = fields.integer("interleave_moe_layer_step", default=1, maximum=MAX_LAYERS)
     moe_layers = fields.integers("moe_layers", limit=sizes.num_layers)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from autopar.costmodel.spec.errors import Fault, InvalidInputError, raise_if
-from autopar.costmodel.spec.model import ModelSpec
+from autopar.costmodel.spec.model import ModelSpec, PositionEmbedding
 
 from ._hf_common import INERT, Family
 from ._hf_dense import DENSE
@@ -84,6 +84,8 @@ def model_from_config(config: Mapping[str, object], *, name: str) -> ModelSpec:
     raise_if(fields.faults or faults)
     if spec is None:
         raise InvalidInputError("the config describes no model")
+    if spec.position_embedding is not PositionEmbedding.ROTARY:
+        spec = replace(spec, rotary_base=0.0, rotary_scaling="")
     return replace(spec, source=f"Hugging Face config, model_type {model_type}")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .errors import Fault, raise_if
+from .strategy import LEFT_OUT
 
 MAX_LAYERS, MAX_WIDTH, MAX_VOCAB, MAX_EXPERTS = 10_000, 10_000_000, 100_000_000, 100_000
+MAX_ROTARY_BASE = 1e12
+_SCALING = re.compile(r"([a-z][a-z0-9_]{0,19})(?: x([0-9]{1,6}(?:\.[0-9]{1,6})?))?")
 
 
 class Norm(StrEnum):
@@ -108,6 +112,12 @@ class ModelSpec:
     moe: MixtureOfExperts | None = None
     mtp_layers: int = 0
     """Multi-token-prediction modules trained beside the model (DeepSeek-V3)."""
+    rotary_base: float = field(default=0.0, metadata=LEFT_OUT)
+    """Base of the rotary frequencies; 0: not said, or no rotary positions. Enters no estimate: exports and imports have it. Since 1.2."""
+    rotary_scaling: str = field(default="", metadata=LEFT_OUT)
+    """How the published model stretches its rotary positions, ``llama3 x8`` or ``yarn x40``. Enters no estimate. Since 1.2."""
+    norm_epsilon: float = field(default=0.0, metadata=LEFT_OUT)
+    """Added under the root of every norm; 0: not said. Enters no estimate. Since 1.2."""
     default_sequence_length: int = 0
     default_global_batch_size: int = 0
     source: str = ""
@@ -241,10 +251,10 @@ def _faults(spec: ModelSpec) -> Iterator[Fault]:
         "num_layers": MAX_LAYERS, "hidden_size": MAX_WIDTH, "num_attention_heads": MAX_WIDTH,
         "num_key_value_heads": MAX_WIDTH, "head_dim": MAX_WIDTH, "vocab_size": MAX_VOCAB,
     }  # fmt: skip
-    for field, limit in positive.items():
-        value = getattr(spec, field)
+    for size, limit in positive.items():
+        value = getattr(spec, size)
         if not isinstance(value, int) or not 1 <= value <= limit:
-            yield Fault(field=field, given=repr(value), required=f"an integer from 1 to {limit:,}")
+            yield Fault(field=size, given=repr(value), required=f"an integer from 1 to {limit:,}")
             return
     if not 0 <= spec.ffn_hidden_size <= MAX_WIDTH:
         yield Fault(field="ffn_hidden_size", given=repr(spec.ffn_hidden_size), required=f"an integer from 0 to {MAX_WIDTH:,}")
@@ -256,8 +266,18 @@ def _faults(spec: ModelSpec) -> Iterator[Fault]:
         )
     if not 0 <= spec.num_sliding_layers <= spec.num_layers:
         yield Fault(field="num_sliding_layers", given=str(spec.num_sliding_layers), required=f"0 to num_layers={spec.num_layers}")
+    yield from _numeric_faults(spec)
     if spec.moe is not None:
         yield from _moe_faults(spec.moe, spec.num_layers)
+
+
+def _numeric_faults(spec: ModelSpec) -> Iterator[Fault]:
+    if not 0 <= spec.rotary_base <= MAX_ROTARY_BASE:
+        yield Fault(field="rotary_base", given=repr(spec.rotary_base), required=f"0 (not said) to {MAX_ROTARY_BASE:g}")
+    if not 0 <= spec.norm_epsilon < 1:
+        yield Fault(field="norm_epsilon", given=repr(spec.norm_epsilon), required="0 (not said) to less than 1")
+    if spec.rotary_scaling and _SCALING.fullmatch(spec.rotary_scaling) is None:
+        yield Fault(field="rotary_scaling", given=repr(spec.rotary_scaling[:40]), required="a kind and a factor, such as 'llama3 x8'")
 
 
 def _moe_faults(moe: MixtureOfExperts, num_layers: int) -> Iterator[Fault]:

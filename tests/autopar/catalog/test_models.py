@@ -100,6 +100,36 @@ def test_entries_are_complete(name: str) -> None:
     assert spec.default_sequence_length <= spec.max_position_embeddings or spec.position_embedding is not PositionEmbedding.LEARNED
 
 
+@pytest.mark.parametrize("name", model_names())
+def test_every_rotary_model_but_palm_says_its_base(name: str) -> None:
+    spec = model(name)
+    assert (spec.rotary_base > 0) == (spec.position_embedding is PositionEmbedding.ROTARY and name != "palm-540b")
+    assert spec.rotary_base or not spec.rotary_scaling
+    assert spec.norm_epsilon in (0.0, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "epsilon", "scaling"),
+    [
+        ("llama2-7b", 1e4, 1e-5, ""),
+        ("llama3-8b", 5e5, 1e-5, ""),
+        ("llama3.1-405b", 5e5, 1e-5, "llama3 x8"),
+        ("mistral-7b", 1e4, 1e-5, ""),
+        ("mistral-7b-v0.3", 1e6, 1e-5, ""),
+        ("mixtral-8x7b", 1e6, 1e-5, ""),
+        ("qwen2.5-7b", 1e6, 1e-6, ""),
+        ("gemma2-9b", 1e4, 1e-6, ""),
+        ("gemma3-27b", 1e6, 1e-6, "linear x8"),
+        ("deepseek-v3", 1e4, 1e-6, "yarn x40"),
+        ("gpt-oss-120b", 1.5e5, 1e-5, "yarn x32"),
+        ("gpt-175b", 0.0, 0.0, ""),
+    ],
+)
+def test_published_numbers(name: str, base: float, epsilon: float, scaling: str) -> None:
+    spec = model(name)
+    assert (spec.rotary_base, spec.norm_epsilon, spec.rotary_scaling) == (base, epsilon, scaling)
+
+
 def test_headers_are_what_the_files_hold() -> None:
     parsed = [
         (name, tuple(table.get("aliases", ())))

@@ -20,6 +20,7 @@ from autopar.costmodel.spec.strategy import RankOrder, Strategy
 from autopar.exporters import exporter
 from autopar.exporters.folder import write_files
 from autopar.exporters.question import Question
+from autopar.exporters.torchtitan_models import TITAN_MODELS
 from autopar.importers.launcher import read_launch
 
 from .plans import INSTEAD, PLANS
@@ -107,6 +108,14 @@ def last_groups_of(strategy: Strategy) -> dict[str, list[int]]:
 
 
 @pytest.mark.slow
+def test_the_numbers_of_torchtitans_flavors_are_its_own() -> None:
+    if not _installed("torchtitan"):
+        pytest.skip("torchtitan is not installed")
+    wanted = {f"{known.module}/{known.flavor}": [*known.numbers.values(), known.rotary_scaling] for known in TITAN_MODELS.values()}
+    assert _understood("torchtitan-flavors", list(wanted), {}) == wanted
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "plan", "asked"), CASES, ids=[f"{name}-{plan}" for name, plan, _ in CASES])
 def test_the_framework_takes_its_files(name: str, plan: str, asked: Question, tmp_path: Path) -> None:  # noqa: ARG001 - names the case
     if not _installed(name):
@@ -124,6 +133,7 @@ def test_the_framework_takes_its_files(name: str, plan: str, asked: Question, tm
                 **sizes, "cp": strategy.context_parallel_size, "ep": strategy.expert_parallel_size, "gbs": batch,
                 "dp": strategy.data_parallel_size, "layers": asked.model.num_layers,
                 "virtual": strategy.virtual_pipeline_stages, "mbs": strategy.micro_batch_size, "distributed": strategy.zero_stage > 0,
+                "numbers": [asked.model.rotary_base or 10_000, asked.model.norm_epsilon or 1e-5],
             }  # fmt: skip
             ranks = strategy.pipeline_parallel_size
             split = [count for rank in range(ranks) for count in strategy.pipeline_layers[rank::ranks]]
@@ -138,6 +148,7 @@ def test_the_framework_takes_its_files(name: str, plan: str, asked: Question, tm
             wanted = {
                 **sizes, "cp": strategy.context_parallel_size, "ep": strategy.expert_parallel_size, "dp": strategy.data_parallel_size,
                 "gbs": batch, "split": split, "layers": asked.model.num_layers,
+                "numbers": list(TITAN_MODELS[asked.model.name].numbers.values()),
             }  # fmt: skip
         case "deepspeed":
             found = _understood(name, [str(run / "ds_config.json"), str(strategy.data_parallel_size)], {})
@@ -151,9 +162,13 @@ def test_the_framework_takes_its_files(name: str, plan: str, asked: Question, tm
             wanted = {"processes": strategy.world_size, "fsdp": 2 if strategy.zero_stage > 1 else 0}
             found = {key: found[key] for key in wanted}
         case _:
-            found = _understood(name, [str(run / "config.yaml")], {})
+            # Release 0.4 turns every Llama at 10,000, and is meant to refuse a file that says otherwise; the rest it reads.
+            lines = (run / "config.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+            (run / "older.yaml").write_text("".join(line for line in lines if "rope_theta:" not in line), encoding="utf-8")
+            found = _understood(name, [str(run / "older.yaml")], {})
             wanted = {
                 **sizes, "dp": strategy.data_parallel_size, "gbs": batch, "zero": strategy.zero_stage, "layers": asked.model.num_layers,
                 "engine": "OneForwardOneBackwardPipelineEngine", "mode": "REDUCE_SCATTER",
+                "epsilon": asked.model.norm_epsilon,
             }  # fmt: skip
     assert found == wanted

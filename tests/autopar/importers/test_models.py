@@ -13,7 +13,7 @@ from autopar.importers.complete import catalog_match
 from autopar.importers.megatron_lm import without_empty_stages
 
 ASIDE = {"name", "source", "default_sequence_length", "default_global_batch_size", "max_position_embeddings", "position_embedding_rows",
-         "qk_norm_per_head", "sliding_window"}  # fmt: skip
+         "qk_norm_per_head", "sliding_window", "rotary_scaling"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", model_names())

@@ -211,6 +211,78 @@ def test_what_is_not_counted_is_refused(family: str, change: dict[str, object], 
     assert field in {fault.field for fault in faults_of({**CONFIGS[family], **change})}
 
 
+# -- numbers that change no shape ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "base", "scaling"),
+    [
+        ("llama", {"rope_theta": None}, 10_000.0, ""),
+        ("llama", {"rope_theta": 7}, 7.0, ""),
+        ("llama", {"rope_theta": None, "rope_parameters": {"rope_theta": 25e3, "rope_type": "default"}}, 25e3, ""),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}, 500_000.0, "llama3 x8"),
+        ("llama", {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 32.0}}, 500_000.0, "llama3 x32"),
+        ("llama", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, 500_000.0, "longrope"),
+        ("llama", {"rope_scaling": {"type": "yarn", "factor": 1e300}}, 500_000.0, "yarn"),
+        ("llama", {"rope_scaling": {"type": "Unheard Of", "factor": 2}}, 500_000.0, ""),
+        ("gemma3_text", {"rope_theta": None}, 1_000_000.0, ""),
+        ("gemma3_text", {"rope_theta": None, "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        }}, 1_000_000.0, "linear x8"),
+        ("deepseek_v3", {}, 10_000.0, "yarn x40"),
+        ("gpt_oss", {"rope_theta": None}, 150_000.0, "yarn x32"),
+        ("gpt_neox", {"rotary_emb_base": 25_000}, 25_000.0, ""),
+        ("mpt", {"attn_config": {"alibi": False, "rope": True, "rope_theta": 20_000}}, 20_000.0, ""),
+        ("gpt2", {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "factor": 2.0}}, 0.0, ""),
+    ],
+)  # fmt: skip
+def test_rotary_positions(family: str, change: dict[str, object], base: float, scaling: str) -> None:
+    read = model_from_config({**CONFIGS[family], **change}, name="x")
+    assert (read.rotary_base, read.rotary_scaling) == (base, scaling)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "usual"),
+    [
+        ("llama", "rms_norm_eps", 1e-6),
+        ("gpt2", "layer_norm_epsilon", 1e-5),
+        ("phi", "layer_norm_eps", 1e-5),
+        ("nemotron", "norm_eps", 1e-5),
+    ],
+)
+def test_norm_epsilon(family: str, key: str, usual: float) -> None:
+    assert model_from_config({**CONFIGS[family], key: 3e-4}, name="x").norm_epsilon == 3e-4
+    assert model_from_config({**CONFIGS[family], key: None}, name="x").norm_epsilon == usual
+
+
+@pytest.mark.parametrize("value", ["10000", True, 0, -1.0, 1e300, float("nan"), float("inf"), 10**5000, [1], {"a": 1}], ids=range(10))
+@pytest.mark.parametrize("key", ["rope_theta", "rms_norm_eps"])
+def test_bad_numbers_without_a_shape(key: str, value: object) -> None:
+    (fault,) = faults_of({**LLAMA, key: value})
+    assert fault.field == f"$.{key}"
+
+
+@pytest.mark.parametrize(("key", "value"), [("rope_parameters", 3), ("rope_scaling", "yarn"), ("rope_parameters", {"full_attention": 3})])
+def test_what_is_no_table_of_rotary_positions_is_refused(key: str, value: object) -> None:
+    (fault,) = faults_of({**LLAMA, "rope_theta": None, key: value})
+    assert fault.field.startswith(f"$.{key}")
+    assert fault.required == "must be an object"
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "mixtral", "phi3", "qwen3", "gpt_oss", "deepseek_v3", "nemotron", "falcon", "gemma3_text", "llama4_text"]
+)
+def test_absent_numbers_are_the_reference_implementations(family: str) -> None:
+    mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    stated = mapping[family]().to_dict()
+    dropped = ("rope_theta", "rope_scaling", "rms_norm_eps", "norm_eps", "layer_norm_epsilon")
+    read = model_from_config({key: value for key, value in CONFIGS[family].items() if key not in dropped}, name="x")
+    rotary = stated["rope_parameters"].get("full_attention", stated["rope_parameters"])
+    epsilon = next(value for key, value in stated.items() if key in ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"))
+    assert (read.rotary_base, read.norm_epsilon) == (rotary["rope_theta"], epsilon)
+
+
 # -- hostile input ----------------------------------------------------------------------------------------
 
 BAD_NUMBERS = ["4096", "", True, False, 4096.0, 1e300, -1, 0, 10**9, 10**5000, [4096], {"a": 1}, float("nan"), float("inf")]

@@ -100,6 +100,9 @@ models = st.builds(
     gated_mlp=st.booleans(),
     norm=st.sampled_from(Norm),
     position_embedding=st.sampled_from(PositionEmbedding),
+    rotary_base=st.floats(0, 1e12),
+    rotary_scaling=st.sampled_from(("", "yarn", "llama3 x8", "linear x2.5")),
+    norm_epsilon=st.floats(0, 0.1),
     latent_attention=st.none() | filled(LatentAttention, size),
     moe=st.none() | st.builds(MixtureOfExperts, num_experts=st.just(64), experts_per_token=st.integers(1, 64), ffn_hidden_size=size),
 )
@@ -208,6 +211,7 @@ def document(plan: Plan) -> dict:
 
 def test_the_usual_order_of_ranks_is_left_out_and_another_is_kept(plan: Plan) -> None:
     assert "rank_order" not in document(plan)["strategy"]
+    assert not {"rotary_base", "rotary_scaling", "norm_epsilon"} & set(document(plan)["inputs"]["model"])
     other = replace(plan, strategy=replace(plan.strategy, rank_order=RankOrder.TP_CP_PP_DP))
     assert document(other)["strategy"]["rank_order"] == "tp-cp-pp-dp"
     assert parse_plan(dump_plan(other)) == other

@@ -61,6 +61,7 @@ print(
             "mbs": args.micro_batch_size,
             "gbs": args.global_batch_size,
             "layers": args.num_layers,
+            "numbers": [args.rotary_base, config.layernorm_epsilon],
             "distributed": args.use_distributed_optimizer,
             "split": [sum("decoder" in str(kind) for kind in stage) for rank in layout.layout for stage in rank] if layout else [],
         }

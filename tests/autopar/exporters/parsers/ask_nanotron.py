@@ -30,6 +30,7 @@ print(
             "engine": type(config.parallelism.pp_engine).__name__,
             "mode": config.parallelism.tp_mode.name,
             "layers": config.model.model_config.num_hidden_layers,
+            "epsilon": config.model.model_config.rms_norm_eps,
         }
     )
 )

@@ -40,6 +40,7 @@ print(
             "gbs": config.training.global_batch_size,
             "split": [sum(name.startswith("layers.") for name in part) for part in parts],
             "layers": len(config.model_spec.model.layers),
+            "numbers": [config.model_spec.model.layers[0].attention.rope.theta, config.model_spec.model.norm.eps],
         }
     )
 )

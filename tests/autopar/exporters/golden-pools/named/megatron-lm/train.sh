@@ -26,6 +26,8 @@ MODEL=(
   --untie-embeddings-and-output-weights
   --disable-bias-linear
   --make-vocab-size-divisible-by 128
+  --rotary-base 500000
+  --norm-epsilon 1e-05
   --group-query-attention
   --num-query-groups 8
 )

@@ -49,6 +49,8 @@ def autopar_plan() -> ConfigContainer:
     config.ddp.data_parallel_sharding_strategy = 'no_shard'
     config.checkpoint.ckpt_format = 'torch_dist'
     config.dist.use_tp_pp_dp_mapping = False
+    config.model.rotary_base = 500000
+    config.model.layernorm_epsilon = 1e-05
     config.mixed_precision = 'bf16_mixed'
     config.model.pipeline_dtype = torch.bfloat16
     return config

@@ -4,6 +4,7 @@
 # TP1 PP16 EP8 DP128 mbs1 ZeRO-1 1f1b layers=4*15,1 recompute=full
 # for megatron-lm (megatron-core 0.19.2), written by autopar 0.1.0
 # Data, tokenizer, learning rate and checkpoints are yours: this runs 20 steps on mock data; pass your flags after it.
+# The published model's scaling of rotary positions (yarn x40) is left to you: --rotary-scaling-factor 40 adds it, with --mscale and --mscale-all-dim of its configuration.
 set -euo pipefail
 
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
@@ -24,6 +25,8 @@ MODEL=(
   --qk-layernorm
   --mtp-num-layers 1
   --make-vocab-size-divisible-by 128
+  --rotary-base 10000
+  --norm-epsilon 1e-06
   --multi-latent-attention
   --q-lora-rank 1536
   --kv-lora-rank 512

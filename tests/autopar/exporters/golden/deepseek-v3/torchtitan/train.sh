@@ -5,6 +5,7 @@
 # for torchtitan (torchtitan 0.3.0), written by autopar 0.1.0
 # Tokenizer, dataset, learning rate and checkpoints are those of deepseek_v3_671b, which it starts from: set yours.
 # Seen as later releases name them: local_batch_size x seq_len is num_tokens_per_microbatch_per_dp_rank x num_pp_microbatches.
+# torchtitan has norm epsilon 1e-05 for this model, the plan 1e-06: change it there.
 set -euo pipefail
 
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True

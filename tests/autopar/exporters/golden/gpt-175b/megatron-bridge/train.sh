@@ -5,6 +5,7 @@
 # for megatron-bridge (megatron-bridge 0.6.2), written by autopar 0.1.0
 # Data, tokenizer, optimizer and checkpoints are those of the recipe vanilla_gpt_pretrain_config: set yours.
 # Shapes are set on a plain GPT: check its activation function.
+# The plan does not say the model's norm epsilon: set config.model.layernorm_epsilon, or Megatron-Bridge takes 1e-05.
 set -euo pipefail
 
 export CUDA_DEVICE_MAX_CONNECTIONS=1

@@ -5,6 +5,7 @@
 # for megatron-lm (megatron-core 0.19.2), written by autopar 0.1.0
 # Data, tokenizer, learning rate and checkpoints are yours: this runs 20 steps on mock data; pass your flags after it.
 # --tp-comm-overlap is left off, since it needs Transformer Engine's user buffers: try it where they work.
+# The plan does not say the model's norm epsilon: set --norm-epsilon, or Megatron takes 1e-05.
 set -euo pipefail
 
 export CUDA_DEVICE_MAX_CONNECTIONS=1

@@ -5,6 +5,7 @@
 # for megatron-lm (megatron-core 0.19.2), written by autopar 0.1.0
 # Data, tokenizer, learning rate and checkpoints are yours: this runs 20 steps on mock data; pass your flags after it.
 # --tp-comm-overlap is left off, since it needs Transformer Engine's user buffers: try it where they work.
+# The published model's scaling of rotary positions (llama3 x8) is left to you: --use-rope-scaling --rope-scaling-factor 8 adds it.
 set -euo pipefail
 
 export CUDA_DEVICE_MAX_CONNECTIONS=1
@@ -24,6 +25,8 @@ MODEL=(
   --untie-embeddings-and-output-weights
   --disable-bias-linear
   --make-vocab-size-divisible-by 128
+  --rotary-base 500000
+  --norm-epsilon 1e-05
   --group-query-attention
   --num-query-groups 8
 )

@@ -4,6 +4,8 @@
 # TP8 PP2 DP64 mbs1 ZeRO-1 1f1b recompute=none
 # for nanotron (nanotron 0.4), written by autopar 0.1.0
 # Tokenizer, data, learning rate and checkpoints are placeholders: set yours.
+# model.model_config.rope_theta is of nanotron's main of 2026-04 (2411b022): release 0.4 does not have it.
+# The published model's scaling of rotary positions (llama3 x8) is left to you: nanotron's Llama has none.
 set -euo pipefail
 
 export CUDA_DEVICE_MAX_CONNECTIONS=1
