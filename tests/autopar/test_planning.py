@@ -95,7 +95,7 @@ def test_without_residuals_the_fastest_is_taken() -> None:
 
 
 def test_what_was_passed_over_is_a_runner_up_and_said() -> None:
-    plan = autopar.plan("gpt-175b", gpus=256)
+    plan = autopar.plan("llama3-405b", gpus=1024)
     assert plan.estimate.fit_probability is not None
     assert plan.estimate.fit_probability >= SURE
     (note,) = (each for each in plan.inputs.assumptions if each.startswith("memory:"))
