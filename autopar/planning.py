@@ -27,8 +27,11 @@ LOOKED_AT = 10
 """Strategies that a plan is chosen from and its runners-up are of, or as many as are asked for."""
 SURE = UNSURE[1]
 """A strategy that fits with this probability fits surely."""
-WORTH_A_RISK = 0.005
-"""What a strategy that does not has to be faster by, as a share of the step time, to be preferred to one that does."""
+WORTH_A_RISK = 0.02
+"""What a strategy that does not has to be faster by, as a share of the step time, to be preferred to one that does.
+
+Below it no prediction tells two strategies apart, and running out of memory does.
+"""
 
 
 def searched(asked: Asked, effort: Effort, *, top: int) -> SearchResult:

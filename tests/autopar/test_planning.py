@@ -54,7 +54,8 @@ def with_memory(shares: list[tuple[float, float]]) -> tuple[Problem, list[Ranked
     [
         ([(1.0, 0.999), (1.003, 0.7)], 1),
         ([(1.0, 0.999), (1.001, 0.998), (1.002, 0.6), (1.003, 0.5)], 2),
-        ([(1.0, 0.999), (1.006, 0.5)], 0),  # too slow to be worth the certainty
+        ([(1.0, 0.999), (1.019, 0.5)], 1),
+        ([(1.0, 0.999), (1.021, 0.5)], 0),  # too slow to be worth the certainty
         ([(1.0, 0.7), (1.001, 0.5)], 0),  # sure already
         ([(1.0, 0.999), (1.001, 0.998)], 0),  # no other is surer
     ],
@@ -103,4 +104,4 @@ def test_what_was_passed_over_is_a_runner_up_and_said() -> None:
     assert faster
     assert all(each.tie for each in faster)
     assert faster[0].strategy.describe() in note
-    assert plan.estimate.step_time_seconds <= faster[0].step_time_seconds * 1.005
+    assert plan.estimate.step_time_seconds <= faster[0].step_time_seconds * 1.02
