@@ -88,7 +88,7 @@ def _address(names: Sequence[str]) -> list[str]:
             f'export HOSTS_FILE="$SLURM_SUBMIT_DIR/{launch.HOSTS_FILE}"',
         ]
     return [
-        'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | head -n 1)"',
+        'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | sed -n 1p)"',
         'export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-29500}"',
     ]
 

@@ -102,7 +102,7 @@ _PROGRAM = '"${@:?the training program and its flags: sbatch job.sbatch train.py
 def _any_hosts(cluster: ClusterSpec) -> list[str]:
     """The nodes that Slurm gives, in the order that torchrun's rendezvous makes of them."""
     return [
-        'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+        'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"',
         "export MASTER_ADDR",
         "",
         *launch.command([

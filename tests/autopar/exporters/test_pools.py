@@ -116,7 +116,10 @@ def test_slurm_starts_one_step_over_a_component_a_pool(which: str, tmp_path: Pat
     assert ("--nodelist=old" in text) == (which != "unnamed")
     nodes = ["old03", "old07", "fast1", "fast2"] if which != "unequal" else ["old1", "old2", "old3", "old4", "fast1", "fast2"]
     _recorder(tmp_path, "torchrun")
-    (tmp_path / "scontrol").write_text('#!/bin/bash\n[ "$3" = old ] && printf "old03\\nold07\\n" || printf "fast1\\nfast2\\n"\n')
+    # more hosts than a pipe holds: who stops reading after the first would end the job by SIGPIPE
+    (tmp_path / "scontrol").write_text(
+        '#!/bin/bash\n[ "$3" = old ] && printf "old03\\nold07\\n" || printf "fast1\\nfast2\\n"\nseq 100000\n'
+    )
     steps = "\n".join(
         f'HOST={host} SLURM_PROCID={task} SLURMD_NODENAME={host} "${{@:4}}"' for task, host in enumerate(nodes)
     )  # Slurm numbers nodes as it sorts them; words 1 to 3 are srun's own
