@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -51,12 +51,23 @@ def held_by_ranks(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts
 
 
 def _holdings(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, shape: PipelineShape) -> Holdings:
-    held = holdings_of(inputs, strategies, costs, *rank_parameters(inputs, costs, shape))
-    return replace(held, states=rank_states(inputs, strategies, costs, shape)) if np.any(inputs.training.cached_weight_bytes > 0) else held
+    parameters = rank_parameters(inputs, costs, shape)
+    return holdings_of(inputs, strategies, costs, *parameters, uncopied=_uncopied_parameters(inputs, costs, shape))
 
 
-def holdings_of(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, dense_params: Floats, expert_params: Floats) -> Holdings:
-    """What so many parameters cost, those that shard over the dense grid and those over the expert grid: rows x anything."""
+def holdings_of(
+    inputs: Inputs,
+    strategies: StrategyColumns,
+    costs: LayerCosts,
+    dense_params: Floats,
+    expert_params: Floats,
+    *,
+    uncopied: Floats | None = None,
+) -> Holdings:
+    """What so many parameters cost, those that shard over the dense grid and those over the expert grid: rows x anything.
+
+    Of ``uncopied`` of the dense ones no low-precision copy is kept.
+    """
     training, links = trailing(inputs.training), trailing(inputs.links)
     stage = column(strategies.zero_stage)
     reduce, gathers, shards = [], [], []
@@ -77,7 +88,7 @@ def holdings_of(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, 
     in_step = np.where(stage == 3, 0.0, 1.0)
     return Holdings(
         parameters=dense_params + expert_params,
-        states=_rank_states(inputs, strategies, costs, dense_params, expert_params),
+        states=_rank_states(inputs, strategies, costs, dense_params, expert_params, uncopied=uncopied),
         reduction_seconds=sum(reduce[1:], start=reduce[0]) * in_step,
         gather_seconds=sum(gathers[1:], start=gathers[0]) * in_step,
         optimizer_seconds=_optimizer_seconds(inputs, sum(shards[1:], start=shards[0])),
@@ -86,10 +97,8 @@ def holdings_of(inputs: Inputs, strategies: StrategyColumns, costs: LayerCosts, 
 
 def rank_states(inputs: Inputs, strategies: StrategyColumns, sizes: LayerSizes, shape: PipelineShape) -> StateBytes:
     """rows x ranks: bytes of parameters, gradients and optimizer."""
-    dense, expert = rank_parameters(inputs, sizes, shape)
-    if not np.any(inputs.training.cached_weight_bytes > 0):
-        return _rank_states(inputs, strategies, sizes, dense, expert)
-    return _rank_states(inputs, strategies, sizes, dense, expert, uncopied=_uncopied_parameters(inputs, sizes, shape))
+    parameters = rank_parameters(inputs, sizes, shape)
+    return _rank_states(inputs, strategies, sizes, *parameters, uncopied=_uncopied_parameters(inputs, sizes, shape))
 
 
 def exposed_data_seconds(inputs: Inputs, costs: LayerCosts, held: Holdings, forward: Floats, backward: Floats) -> Floats:
@@ -206,16 +215,23 @@ def rank_parameters(inputs: Inputs, costs: LayerSizes, shape: PipelineShape) -> 
     return shape.on_ranks(shared), shape.on_ranks(column(local.moe_layer_expert) * moe_count)
 
 
-def _uncopied_parameters(inputs: Inputs, costs: LayerSizes, shape: PipelineShape) -> Floats:
-    """Parameters of each rank of which no low-precision copy is kept: the token table, unless it is the output matrix too.
+def uncopied_ends(inputs: Inputs, costs: LayerSizes) -> tuple[Floats, Floats]:
+    """Parameters of the embedding and of the head of which no low-precision copy is kept.
 
-    FP8 leaves the output matrix alone as well; autocast casts it.
+    The token table is only read, unless it is the output matrix too; FP8 leaves the output matrix alone as well, autocast casts it.
     """
     local = costs.local
     read_only = (inputs.model.tied == 0) | (costs.shard.pp > 1)
-    kept = column(np.where(read_only, local.embedding, 0)) * shape.is_first
     wide_head = inputs.training.low_precision_linear > 0
-    return shape.on_ranks(kept + column(np.where(wide_head, local.head, 0)) * shape.is_last + 0 * column(local.dense_layer))
+    return np.where(read_only, local.embedding, 0), np.where(wide_head, local.head, 0)
+
+
+def _uncopied_parameters(inputs: Inputs, costs: LayerSizes, shape: PipelineShape) -> Floats | None:
+    """:func:`uncopied_ends` on the ranks that hold them; None where there are no copies at all."""
+    if not np.any(inputs.training.cached_weight_bytes > 0):
+        return None
+    embedding, head = uncopied_ends(inputs, costs)
+    return shape.on_ranks(column(embedding) * shape.is_first + column(head) * shape.is_last + 0 * column(costs.local.dense_layer))
 
 
 def _rank_states(

@@ -12,7 +12,7 @@ import numpy as np
 
 from .columns import Floats, stack
 from .compute import DeviceColumns
-from .device_rates import CPU_ARCHITECTURE
+from .device_rates import CPU_ARCHITECTURE, LOW_PRECISION
 from .measured import Uses
 from .measurements import Measurements
 from .model_columns import ModelColumns
@@ -25,7 +25,7 @@ from .topology import LinkColumns, aligned
 
 def wide_type(linear: ComputeType) -> ComputeType:
     """The type of what does not run in FP8 or FP4."""
-    return ComputeType.BF16 if linear in (ComputeType.FP8, ComputeType.MXFP8, ComputeType.FP4) else linear
+    return ComputeType.BF16 if linear in LOW_PRECISION else linear
 
 
 def attention_is_fused(problem: Problem) -> bool:
@@ -59,7 +59,7 @@ class TrainingColumns:
         precision = training.precision
         own = precision.linear is not ComputeType.FP16
         mixed = precision.master_weight_bytes > 0
-        low = precision.linear in (ComputeType.FP8, ComputeType.MXFP8, ComputeType.FP4)
+        low = precision.linear in LOW_PRECISION
         values = {
             "global_batch_size": training.global_batch_size,
             "sequence_length": training.sequence_length,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .columns import Floats
+from .device_rates import LOW_PRECISION
 from .problem import Problem
 from .spec.estimate import Interval
 from .spec.hardware import Origin
@@ -30,7 +31,6 @@ NARROWEST_KERNEL = 1e-3
 LOGISTIC = math.sqrt(3) / math.pi
 """Scale of the logistic distribution of unit deviation."""
 _FAR = 500.0
-LOW_PRECISION = frozenset({"fp8", "mxfp8", "nvfp4"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def regime_of(problem: Problem) -> Regime:
     return Regime(
         device_measured=problem.hardware.origin.get("gemm_efficiency") is Origin.MEASURED,
         mixture_of_experts=problem.model.moe is not None,
-        low_precision=problem.training.precision.linear.value in LOW_PRECISION,
+        low_precision=problem.training.precision.linear in LOW_PRECISION,
         many_nodes=problem.cluster.num_nodes > 1,
     )
 

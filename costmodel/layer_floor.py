@@ -14,6 +14,7 @@ import numpy as np
 
 from . import memory
 from .columns import Bools, Floats, Ints, StrategyColumns
+from .holdings import uncopied_ends
 from .inputs import Inputs
 from .layer import LayerTimes
 from .layer_costs import LayerCosts
@@ -94,6 +95,7 @@ def _floor(inputs: Inputs, rows: StrategyColumns, costs: LayerCosts, *, selectiv
     lightest = np.minimum(costs.dense_activations.kept, costs.moe_activations.kept)
     running = np.minimum(costs.dense_activations.working, costs.moe_activations.working)
     beside_logits = np.maximum(running - costs.logits, 0)
+    embedding, head = uncopied_ends(inputs, costs)
     heads = 1 + model.mtp_layers
     fixed = memory.rotary_tables(inputs, costs.shard) + memory.gathered_bytes(inputs, rows, costs.local)
     found = {
@@ -108,8 +110,8 @@ def _floor(inputs: Inputs, rows: StrategyColumns, costs: LayerCosts, *, selectiv
         "checkpoint_bytes": lost * held.checkpoint,
         "boundary_bytes": lost * framework.boundary_tensors_kept * costs.dense_activations.checkpoint * (costs.shard.pp > 1),
         "fixed_bytes": framework.memory_reserve_bytes + lost * fixed,
-        "first_bytes": lost * _states(inputs, rows, costs, costs.local.embedding),
-        "last_bytes": lost * (_states(inputs, rows, costs, costs.local.head) + costs.logits),
+        "first_bytes": lost * _states(inputs, rows, costs, costs.local.embedding, uncopied=embedding),
+        "last_bytes": lost * (_states(inputs, rows, costs, costs.local.head, uncopied=head) + costs.logits),
         "running_bytes": lost * running,
         "last_running_bytes": lost * beside_logits,
         "working_bytes": lost * lightest,
@@ -132,9 +134,11 @@ def _layer_states(inputs: Inputs, rows: StrategyColumns, costs: LayerCosts, *, h
     return shared + _states(inputs, rows, costs, costs.local.moe_layer_expert, experts=True)
 
 
-def _states(inputs: Inputs, rows: StrategyColumns, costs: LayerCosts, parameters: Floats, *, experts: bool = False) -> Floats:
+def _states(
+    inputs: Inputs, rows: StrategyColumns, costs: LayerCosts, parameters: Floats, *, uncopied: Floats | float = 0.0, experts: bool = False
+) -> Floats:
     """Without the gradients where a single micro-batch makes them anew in the place of what its backward pass frees."""
     group = costs.groups.expert_data if experts else costs.groups.data
-    states = memory.state_bytes(inputs, rows, parameters, group.size)
+    states = memory.state_bytes(inputs, rows, parameters, group.size, copied=parameters - uncopied)
     anew = (inputs.framework.persistent_gradients == 0) & (costs.shard.num_microbatches == 1)
     return np.asarray(states.total - np.where(anew, states.gradients, 0))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from . import communication, compute
 from .columns import Floats
 from .compute import DeviceColumns, GemmLayout
+from .device_rates import LOW_PRECISION
 from .measured import GroupCurve, KernelCurves, LinkCurves, Uses, attention_features
 from .shape_fit import Curve, ShapeFit, SizeFit
 from .spec.cluster import DeviceSpec
@@ -19,7 +20,6 @@ from .spec.measured import Kind, MeasuredProfile, Point, Series
 from .spec.training import ComputeType
 from .topology import Group, LinkColumns
 
-LOW_PRECISION = (ComputeType.FP8, ComputeType.MXFP8, ComputeType.FP4)
 ADAM_BYTES = {"fp32": 28.0, "bf16": 14.0, "fp16": 14.0}
 """Bytes a parameter that AdamW moves with weights, gradients and both states in one type."""
 NORM_BYTES = {"fp32": 12.0, "bf16": 6.0, "fp16": 6.0}

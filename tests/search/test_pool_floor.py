@@ -19,9 +19,11 @@ from autopar.costmodel.problem import Problem
 from autopar.costmodel.spec.mixed import MixedStrategy
 from autopar.costmodel.spec.model import ModelSpec
 from autopar.costmodel.spec.strategy import PipelineSchedule, Recompute, Strategy
+from autopar.costmodel.spec.training import PRECISIONS
 from autopar.costmodel.stage_budget import stage_budgets
 from autopar.costmodel.step import evaluate
 from autopar.search import Constraints
+from autopar.search.feasibility import runnable
 from autopar.search.pool_floor import Asked, FixedStages, Overhead
 from autopar.search.pool_space import Manner
 from autopar.search.rank_floor import Pipelines, RankFloor, least_that_could
@@ -76,6 +78,21 @@ def test_no_strategy_that_fits_is_faster_than_its_floor(name: str) -> None:
         assert (floors[fits] <= seconds[fits] * (1 + 1e-9)).all()
         if gigabytes == 80:  # and it says something: a pipeline is mostly its layers
             assert np.median(floors[fits] / seconds[fits]) > 0.7
+
+
+@pytest.mark.parametrize("precision", ["fp8", "amp-bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_copies_of_weights_are_counted_where_they_are_kept(name: str, precision: str) -> None:
+    """Not of the token table, and in FP8 not of the output matrix: at the very memory that a strategy needs, none is refused."""
+    bf16, strategies = feasible(name)
+    problem = replace(bf16, training=replace(bf16.training, precision=PRECISIONS[precision]))
+    rows = StrategyColumns.of(runnable(problem, strategies)[::7][:250])
+    found = evaluate(Inputs.of(problem), rows, simulate=True)
+    for peak in np.quantile(found.peak_memory_bytes, [0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8]):
+        fits = found.peak_memory_bytes <= peak
+        floors = floors_of(with_memory(problem, peak * (1 + 1e-7) / 1e9), rows)
+        assert fits.any()
+        assert (floors[fits] <= found.step_time_seconds[fits] * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("model", [DENSE, GROUPED], ids=lambda model: model.name)
