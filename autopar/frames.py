@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import singledispatch
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, object]
 _SCALARS = (str, int, float, bool, type(None))
+_TUPLES = ("pipeline_layers", "stage_recompute_layers", "recompute_modules", "notes")
+"""Fields that are told in one cell all the same."""
 
 
 def frame(answer: object) -> DataFrame:
@@ -109,11 +111,7 @@ def _flat(record: object) -> Row:
             found |= {key: part for key, part in _flat(value).items() if key not in found}
         elif isinstance(value, Enum):
             found[each.name] = value.value
-        elif isinstance(value, _SCALARS):
-            found[each.name] = value
-        elif isinstance(value, Mapping):
-            continue
-        elif isinstance(value, tuple) and each.name in ("pipeline_layers", "stage_recompute_layers", "recompute_modules", "notes"):
+        elif isinstance(value, _SCALARS) or each.name in _TUPLES:
             found[each.name] = value
     found.pop("schema_version", None)
     return found
