@@ -42,8 +42,8 @@ def that_run(problem: Problem, ranked: Sequence[Ranked]) -> tuple[tuple[Ranked, 
     The rules of the search keep most of the others out. What is left are conditions of one exporter on several settings at once, and
     models that a framework does not have, for which no strategy helps.
     """
-    refused = refusal(problem, ranked[0].strategy)
-    kept = tuple(each for each in ranked if not refusal(problem, each.strategy))
+    refusals = [refusal(problem, each.strategy) for each in ranked]
+    kept, refused = tuple(each for each, text in zip(ranked, refusals, strict=True) if not text), refusals[0]
     if not refused:
         return kept, ""
     if not kept:

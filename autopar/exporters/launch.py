@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from autopar.costmodel.spec.cluster import ClusterSpec
 
 from . import launch_pools
+from .exporter import ExportedFile
 from .settings import Settings, Value
 
 if TYPE_CHECKING:
@@ -37,6 +38,21 @@ def _flag(name: str, value: Value) -> str:
         return name if value else ""
     parts = value if isinstance(value, tuple) else (value,)
     return " ".join([name, *(shlex.quote(str(part)) for part in parts)])
+
+
+SLURM_PROGRAM = '"${@:?the training program and its flags: sbatch job.sbatch train.py …}"'
+"""The program that a batch script starts, with its flags."""
+
+
+def slurm_job(directives: Sequence[str], text: str) -> ExportedFile:
+    """``job.sbatch``: a script whose first line the directives follow."""
+    first, rest = text.split("\n", 1)
+    return ExportedFile(path="job.sbatch", text="\n".join([first, *directives, rest]), executable=True)
+
+
+def slurm_first_host(variable: str) -> str:
+    """Sets MASTER_ADDR to the first host of the list in ``variable``, which is read whole: ``pipefail`` ends a job whose pipe is closed."""
+    return f'MASTER_ADDR="$(scontrol show hostnames "${variable}" | sed -n 1p)"'
 
 
 def script(header: Sequence[str], environment: Mapping[str, str], body: Iterable[str]) -> str:

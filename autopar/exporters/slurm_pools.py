@@ -14,16 +14,15 @@ from autopar.costmodel.spec.errors import Fault
 from autopar.io.hostlist import fold_hosts
 
 from . import launch, launch_pools
-from .exporter import ExportedFile
 
 if TYPE_CHECKING:
     from autopar.host_order import HostRun
 
+    from .exporter import ExportedFile
     from .question import Question
 
 MAX_COMPONENTS = 128
 """Of a heterogeneous job (Slurm's MAX_HET_JOB_COMPS)."""
-_PROGRAM = '"${@:?the training program and its flags: sbatch job.sbatch train.py …}"'
 
 
 def too_many_components(runs: Sequence[HostRun]) -> Iterator[Fault]:
@@ -44,10 +43,8 @@ def notes(runs: Sequence[HostRun]) -> tuple[str, ...]:
 def job_file(question: Question, header: Sequence[str], environment: Mapping[str, str]) -> ExportedFile:
     """``job.sbatch``."""
     runs = question.hosts
-    text = launch.script(header, environment, _body(runs))
-    first, rest = text.split("\n", 1)
     directives = [f"#SBATCH --job-name={question.model.name}", *_components(runs)]
-    return ExportedFile(path="job.sbatch", text="\n".join([first, *directives, rest]), executable=True)
+    return launch.slurm_job(directives, launch.script(header, environment, _body(runs)))
 
 
 def _components(runs: Sequence[HostRun]) -> Iterator[str]:
@@ -76,7 +73,7 @@ def _body(runs: Sequence[HostRun]) -> list[str]:
         *launch.command([
             f"srun --het-group={groups} --ntasks-per-node=1 --kill-on-bad-exit=1",
             f"""bash -c '{number}; exec {start} --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"' bash""",
-            _PROGRAM,
+            launch.SLURM_PROGRAM,
         ]),
     ]  # fmt: skip
 
@@ -88,7 +85,7 @@ def _address(names: Sequence[str]) -> list[str]:
             f'export HOSTS_FILE="$SLURM_SUBMIT_DIR/{launch.HOSTS_FILE}"',
         ]
     return [
-        'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | sed -n 1p)"',
+        launch.slurm_first_host("SLURM_JOB_NODELIST_HET_GROUP_0"),
         'export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-29500}"',
     ]
 

@@ -89,27 +89,24 @@ class Slurm(Torchrun):
             *([f"#SBATCH --nodelist={fold_hosts(names)}"] if names else []),
         ]
         text = launch.script(header, environment(question), _named(cluster) if names else _any_hosts(cluster))
-        first, rest = text.split("\n", 1)
-        script = ExportedFile(path="job.sbatch", text="\n".join([first, *directives, rest]), executable=True)
         hostfile = [ExportedFile(path=_HOSTFILE, text="".join(f"{name}\n" for name in names))] if names else []
-        return (script, ranks_file(question), *hostfile)
+        return (launch.slurm_job(directives, text), ranks_file(question), *hostfile)
 
 
 _HOSTFILE = "hostfile"
-_PROGRAM = '"${@:?the training program and its flags: sbatch job.sbatch train.py …}"'
 
 
 def _any_hosts(cluster: ClusterSpec) -> list[str]:
     """The nodes that Slurm gives, in the order that torchrun's rendezvous makes of them."""
     return [
-        'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"',
+        launch.slurm_first_host("SLURM_JOB_NODELIST"),
         "export MASTER_ADDR",
         "",
         *launch.command([
             "srun --kill-on-bad-exit=1",
             f"torchrun --nproc-per-node {launch.gpus_per_node(cluster)} --nnodes {cluster.num_nodes}",
             '--rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}"',
-            _PROGRAM,
+            launch.SLURM_PROGRAM,
         ]),
     ]  # fmt: skip
 
@@ -127,7 +124,7 @@ def _named(cluster: ClusterSpec) -> list[str]:
         *launch.command([
             f"srun --kill-on-bad-exit=1 --distribution=arbitrary --ntasks={cluster.num_nodes}",
             f"""bash -c 'exec {start} --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"' bash""",
-            _PROGRAM,
+            launch.SLURM_PROGRAM,
         ]),
     ]  # fmt: skip
 
